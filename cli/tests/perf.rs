@@ -103,17 +103,28 @@ fn a_ticker_beside_tasks_has_a_figure_and_its_limit() {
 
 #[test]
 fn what_the_project_asks_for_is_there() {
-    let (shm, tcp) = (benches("shm"), benches("tcp"));
-    let asked = "am_latency call_latency call_typed_latency put_rate get_rate put_bandwidth get_bandwidth replay replay_64 \
-        puts_awaited puts_awaited_64 puts_joined puts_joined_64 replay_sends replay_sends_64 sends_awaited sends_awaited_64 \
-        sends_joined sends_joined_64 strided_put strided_put_or_pack strided_both_or_pack neighbour_delay idle_cpu loss \
-        loss_busy long_bandwidth oversend_put_rate oversend_get_rate";
-    for name in asked.split_whitespace() {
-        assert!(shm.iter().any(|there| there == name), "{name}: {shm:?}");
-    }
-    for name in ["am_latency", "call_latency", "put_bandwidth", "get_bandwidth", "loss", "loss_busy"] {
-        assert!(tcp.iter().any(|there| there == name), "{name}: {tcp:?}");
-    }
+    let all = |device: &str, asked: &str| {
+        let there = benches(device);
+        for name in asked.split_whitespace() {
+            assert!(there.iter().any(|there| there == name), "{device}, {name}: {there:?}");
+        }
+    };
+    all(
+        "shm",
+        "am_latency call_latency call_typed_latency am_rate am_rate_awaited am_bandwidth loan_latency put_latency put_rate \
+        get_rate put_bandwidth get_bandwidth replay replay_64 puts_awaited puts_awaited_64 puts_joined puts_joined_64 \
+        replay_sends replay_sends_64 sends_awaited sends_awaited_64 sends_joined sends_joined_64 multicast many_to_many \
+        barrier all_reduce all_to_all broadcast_bandwidth all_reduce_bandwidth strided_put strided_put_or_pack \
+        strided_both_or_pack layout_strided layout_irregular layout_transpose typed_direct fetch_add gups put_signal \
+        wakeup_latency neighbour_delay idle_cpu oversubscribed memory_silent memory_talking loss loss_busy long_bandwidth \
+        oversend_put_rate oversend_get_rate oversend_put_bandwidth oversend_get_bandwidth join",
+    );
+    all(
+        "tcp",
+        "am_latency call_latency am_rate am_bandwidth put_bandwidth get_bandwidth encrypted_am_bandwidth replay replay_64 \
+        replay_sends_acked replay_sends_acked_64 typed_put_bandwidth fetch_add gups put_signal multicast barrier all_reduce \
+        all_to_all idle_cpu loss loss_busy",
+    );
 }
 
 #[test]

@@ -98,7 +98,7 @@ pub struct Descriptor {
     /// The protocol, as the sender counts it. Travels with a send. Of a recorded put, how many [followers](Self::followers) it
     /// has.
     pub protocol: ProtocolId,
-    /// Key of the target region (put, get and atomic operation).
+    /// Key of the target region (put, get and atomic operation). Of a send, whether it is an [access](Self::is_access).
     pub region: u32,
     /// Payload length in bytes.
     pub len: u64,
@@ -115,7 +115,25 @@ pub struct Descriptor {
 
 const _: () = assert!(size_of::<Descriptor>() == SLOT_BYTES);
 
+/// In the region of a send: it is an access to memory.
+const ACCESS: u32 = 1 << 31;
+
 impl Descriptor {
+    /// Whether a send is an access to memory, which changes or reads that of its target: a device on which what precedes it is not
+    /// all under way, such as a long get, lets it take its turn as it does puts and gets of its own.
+    #[inline]
+    #[must_use]
+    pub const fn is_access(&self) -> bool {
+        self.region & ACCESS != 0
+    }
+
+    /// A send is such an access.
+    #[inline]
+    pub fn set_access(&mut self) {
+        debug_assert!(self.op == Op::Send, "others say what they do");
+        self.region |= ACCESS;
+    }
+
     /// The endpoint that is meant.
     #[inline]
     #[must_use]

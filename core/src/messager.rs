@@ -253,7 +253,7 @@ impl Client {
     }
 
     /// Starts the watch over the peers and the drivers of the contexts: tasks of the current runtime, or a thread with
-    /// a runtime of its own.
+    /// a runtime of its own. When the current runtime ends, so does in either case everything that is pending.
     ///
     /// # Errors
     /// If a device cannot be opened. Those that were opened before it are closed, and the contexts with them.
@@ -272,6 +272,8 @@ impl Client {
         }
         let os = |what: &'static str| move |source: std::io::Error| DeviceError::Os { what, source };
         let (opened, open) = tokio::sync::oneshot::channel();
+        let (driving, driven) = tokio::sync::oneshot::channel::<()>();
+        let opened_here = contexts.clone();
         let main = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = runtime.map_err(os("cannot make the driver's runtime")).and_then(|runtime| {
@@ -286,6 +288,7 @@ impl Client {
                     runtime.block_on(async {
                         futures::future::join_all(drivers.await.into_iter().map(Driver::run)).await
                     });
+                    drop(driving);
                 }
                 Err(error) => {
                     let _ = opened.send(Err(error));
@@ -297,7 +300,14 @@ impl Client {
             .map_err(os("cannot start the driver's thread"))?;
         open.await.unwrap_or_else(|_| {
             Err(DeviceError::Mismatch { subject: "the driver's thread", problem: "it ended at once".into() })
-        })
+        })?;
+        let of_runtime = OpenedIn { contexts: opened_here };
+        tokio::spawn(async move {
+            // Nothing is ever sent: it ends with the drivers.
+            let _ended = driven.await;
+            drop(of_runtime);
+        });
+        Ok(())
     }
 
     /// Starts the watch over the peers alone, for a caller that drives the contexts itself; [`open`](Self::open) does
@@ -488,6 +498,18 @@ impl Client {
         let before = lock(&self.errors).replace(crate::sync::Arc::new(handler));
         // As in `on_restart`.
         drop(before);
+    }
+}
+
+/// Held by the runtime in which a client was opened whose drivers are elsewhere.
+struct OpenedIn {
+    contexts: Vec<Handle>,
+}
+
+impl Drop for OpenedIn {
+    /// The runtime ends, or the drivers have: then nothing is pending.
+    fn drop(&mut self) {
+        self.contexts.iter().for_each(Handle::shut_down);
     }
 }
 

@@ -63,8 +63,8 @@ pub struct TokenCell<T, W> {
     /// Guarded by the token, like the value.
     history: UnsafeCell<History>,
     heavy_fence: Option<HeavyFence>,
-    /// Not 0: there is a guard of a token that is kept.
-    adopted: AtomicU32,
+    /// The thread that has a guard of a token that is kept, or 0.
+    adopted: AtomicU64,
     /// The thread on which whoever keeps the token lends it, or 0.
     lent: AtomicU64,
     value: UnsafeCell<T>,
@@ -145,7 +145,7 @@ impl<T, W> TokenCell<T, W> {
             verdict: Mutex::new(Verdict::Taken),
             history: UnsafeCell::new(History { last: 0, row: 0, needed: BIAS_AFTER, owner: 0 }),
             heavy_fence: None,
-            adopted: AtomicU32::new(0),
+            adopted: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
@@ -253,8 +253,13 @@ impl<T, W> TokenCell<T, W> {
         if !is_kept || self.adopted.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        self.adopted.store(1, Ordering::Relaxed);
+        self.adopted.store(thread_id(), Ordering::Relaxed);
         Some(Guard { cell: self, hold: Hold::Kept, thread: PhantomData })
+    }
+
+    /// Whether this thread has the guard of a token that is kept: what it posts, it does before it gives that up, or tells.
+    pub(crate) fn is_adopted_here(&self) -> bool {
+        self.adopted.load(Ordering::Relaxed) == thread_id()
     }
 
     /// The same for anybody on the thread on which the holder lends the token.

@@ -56,10 +56,11 @@ fn worst(ended: Vec<Result<(), SendError>>) -> Result<(), SendError> {
 async fn settle<F: Face>(face: &F, towards: Option<Rank>) -> Result<(), SendError> {
     let handle = Handle::of(face);
     let begin = move |scope: &mut posthaste_core::Scope<'_>| {
-        let mut tickets = scope.drain_fifos(None, towards)?;
-        tickets.extend(scope.settle_replays(towards)?);
         let pending = |ticket| Pending::new(handle.clone(), ticket, None);
-        Ok::<Vec<Pending>, SendError>(tickets.into_iter().map(pending).collect())
+        // The first have an owner before anything else can fail.
+        let mut waiting: Vec<_> = scope.drain_fifos(None, towards)?.into_iter().map(pending).collect();
+        waiting.extend(scope.settle_replays(towards)?.map(pending));
+        Ok::<Vec<Pending>, SendError>(waiting)
     };
     let waiting = match face.enter(|engine| begin(&mut engine.scope())) {
         Ok(waiting) => waiting?,

@@ -555,6 +555,11 @@ impl Group {
         };
         let (made, shares) = self.numbered_all_gather(&[share]);
         let mut shares = shares.await?;
+        // Each tells of itself: another one's name is not to be made a member twice.
+        let mut told = shares.iter().zip(self.members());
+        if let Some((_, member)) = told.find(|(share, member)| share.rank != member.0) {
+            return Err(Fault::PeerCorrupt(*member).into());
+        }
         let Some(color) = color else { return Ok(None) };
         shares.retain(|share| share.stays == 1 && share.color == color);
         // The order of the group is kept among equal keys.

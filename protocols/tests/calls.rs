@@ -1,11 +1,13 @@
-//! Requests that are sent at once or not at all.
+//! Messages and requests that are sent at once or not at all, or taken back.
 
 #[allow(dead_code, reason = "these tests need a part of it")]
 mod support;
 
 use posthaste_core::context::Face;
 use posthaste_core::{CallError, Fault, Handle, Messager, Rank, SendError, TrySendError};
+use posthaste_protocols::send::SendMessage;
 use posthaste_protocols::service::{ServiceOptions, register_async, register_inline};
+use posthaste_protocols::stream::register_stream;
 use posthaste_protocols::{Buffer, Call, Service};
 use std::pin::Pin;
 use std::time::Duration;
@@ -167,5 +169,150 @@ fn a_call_that_waits_for_credit_is_taken_back_and_tried_and_one_that_was_tried_k
             assert_eq!(ended.unwrap().unwrap_err(), CallError::Fault(Fault::DeadlineExceeded));
         }
         world.barrier().await.unwrap();
+    });
+}
+
+fn poll_once<W: Future + Unpin>(wait: &mut W) -> std::task::Poll<W::Output> {
+    Pin::new(wait).poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+/// What is queued cannot be taken back: who tries it is told that it is on its way, and so it is, once.
+#[test]
+fn a_message_that_is_queued_is_told_as_sent() {
+    run(2, Setup::tiny(), async |member| {
+        let (note, mut notes) = register_stream(&*member.client, handle(&member), "note").unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        // It goes in many packets, and there is room for two.
+        let long: Vec<u8> = (0..5000).map(|at| at as u8).collect();
+        if member.rank == Rank(0) {
+            let mut sent = note.send(Rank(1), long);
+            assert!(poll_once(&mut sent).is_pending());
+            assert_eq!(sent.try_send().map_err(|error| error.to_string()), Ok(()));
+            let mut sent = note.send(Rank(1), "the last");
+            (&mut sent).await.unwrap();
+            assert_eq!(sent.try_send().map_err(|error| error.to_string()), Ok(()), "it has ended well");
+        } else {
+            assert!(notes.recv().await.unwrap().bytes() == long);
+            assert_eq!(notes.recv().await.unwrap().text(), "the last");
+        }
+        world.barrier().await.unwrap();
+    });
+}
+
+/// What another one is to begin who is at the context is taken back before it has: nothing is sent.
+#[test]
+fn what_waits_for_the_context_is_taken_back_and_not_sent() {
+    run(1, Setup::new(), async |member| {
+        let handle = handle(&member);
+        let (note, mut notes) = register_stream(&*member.client, handle.clone(), "note").unwrap();
+        let echo = register_inline(&*member.client, handle.clone(), "echo", |message, _| {
+            assert_eq!(message.text(), "asked at last");
+            Ok(Buffer::copy(&message.bytes()))
+        });
+        let echo = echo.unwrap();
+        let taken = handle.enter(|_| {
+            let mut begun: Vec<_> = (0..3).map(|_| note.send(Rank(0), "taken back")).collect();
+            assert!(begun.iter_mut().all(|send| poll_once(send).is_pending()));
+            // One is dropped, one asked for, and one tried, for which there is no way now.
+            drop(begun.pop());
+            let payload = begun.pop().and_then(SendMessage::into_payload);
+            assert_eq!(payload.map(|back| back.into_bytes()), Some("taken back".into()));
+            match begun.pop().map(SendMessage::try_send) {
+                Some(Err(TrySendError::Full(back))) => assert_eq!(back.into_bytes(), "taken back"),
+                other => panic!("{other:?}"),
+            }
+            let mut begun: Vec<_> = (0..3).map(|_| echo.call_bytes(Rank(0), "taken back")).collect();
+            assert!(begun.iter_mut().all(|call| poll_once(call).is_pending()));
+            drop(begun.pop());
+            let payload = begun.pop().and_then(Call::into_payload);
+            assert_eq!(payload.map(|back| back.into_bytes()), Some("taken back".into()));
+            match begun.pop().map(|call| call.try_send().map(drop)) {
+                Some(Err(TrySendError::Full(back))) => assert_eq!(back.into_bytes(), "taken back"),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(taken.is_ok());
+        // Begun by whoever was at the context, as it left: it is on its way, and who tries it is told so.
+        let mut sent = note.send(Rank(0), "sent");
+        let mut asked = echo.call_bytes(Rank(0), "asked at last");
+        let begun = handle.enter(|_| (poll_once(&mut sent).is_pending(), poll_once(&mut asked).is_pending()));
+        assert!(matches!(begun, Ok((true, true))));
+        assert_eq!(sent.try_send().map_err(|error| error.to_string()), Ok(()));
+        assert_eq!(asked.try_send().unwrap().await.unwrap().as_bytes(), b"asked at last");
+        assert_eq!(notes.recv().await.unwrap().text(), "sent");
+        handle.advance();
+        assert!(poll_once(&mut Box::pin(notes.recv())).is_pending(), "nothing else was sent");
+    });
+}
+
+/// Whoever is the first of the line, and was not polled since, tries at once.
+#[test]
+fn a_sequential_send_whose_turn_has_come_is_tried() {
+    run(1, Setup::new(), async |member| {
+        let (note, mut notes) = register_stream(&*member.client, handle(&member), "note").unwrap();
+        let mut first = note.send(Rank(0), "first").sequential();
+        let mut second = note.send(Rank(0), "second").sequential();
+        // The first has its turn, and cannot begin: somebody is at the context.
+        let begun = handle(&member)
+            .enter(|_| (poll_once(&mut first).is_pending(), poll_once(&mut second).is_pending()));
+        assert!(matches!(begun, Ok((true, true))));
+        first.await.unwrap();
+        assert_eq!(second.try_send().map_err(|error| error.to_string()), Ok(()));
+        for text in ["first", "second"] {
+            assert_eq!(notes.recv().await.unwrap().text(), text);
+        }
+    });
+}
+
+/// Another thread is at the context when it is asked, and begins what cannot be asked as it leaves.
+#[test]
+fn what_another_thread_has_begun_tells_how_it_failed() {
+    run(1, Setup::new(), async |member| {
+        let handle = handle(&member);
+        let (note, _notes) = register_stream(&*member.client, handle.clone(), "note").unwrap();
+        let echo = register_inline(&*member.client, handle.clone(), "echo", |_, _| Ok(Buffer::copy(&[])));
+        let echo = echo.unwrap();
+        let unknown = SendError::UnknownRank { rank: Rank(7), size: 1 };
+        for tried in [false, true] {
+            let mut call = echo.call_bytes(Rank(7), "asked");
+            let mut send = note.send(Rank(7), "sent");
+            let (there, begun) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    // Whoever drives the context may be there.
+                    let stays = || {
+                        there.wait();
+                        begun.wait();
+                    };
+                    while handle.enter(|_| stays()).is_err() {
+                        std::thread::yield_now();
+                    }
+                });
+                there.wait();
+                assert!(poll_once(&mut call).is_pending() && poll_once(&mut send).is_pending());
+                begun.wait();
+                other.join().unwrap();
+            });
+            let payloads = if tried {
+                let refused = |payload: Buffer, error| {
+                    assert_eq!(error, unknown);
+                    payload
+                };
+                let call = match call.try_send().map(drop) {
+                    Err(TrySendError::Failed { error, payload }) => refused(payload, error),
+                    other => panic!("{other:?}"),
+                };
+                match send.try_send() {
+                    Err(TrySendError::Failed { error, payload }) => [call, refused(payload, error)],
+                    other => panic!("{other:?}"),
+                }
+            } else {
+                assert_eq!((&mut call).await.unwrap_err(), CallError::from(unknown.clone()));
+                assert_eq!((&mut send).await.unwrap_err(), unknown);
+                [call.into_payload().unwrap(), send.into_payload().unwrap()]
+            };
+            assert_eq!(payloads.map(Buffer::into_bytes), ["asked", "sent"].map(bytes::Bytes::from));
+        }
     });
 }

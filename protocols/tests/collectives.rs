@@ -4,7 +4,7 @@ mod support;
 
 use futures::future::join_all;
 use posthaste_core::{Collective, Fault, Messager, Rank};
-use posthaste_protocols::collective::{Algorithm, Kind, Located};
+use posthaste_protocols::collective::{Algorithm, Kind, Located, Place, Program, Schedule};
 use posthaste_protocols::{CollectiveError, Group, Reduce};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -58,6 +58,20 @@ async fn check(group: &Group, kind: Kind, root: usize, len: usize, seed: u64) ->
     }
 }
 
+/// Whether a schedule does that kind of operation, as its description says.
+fn offers(algorithm: Algorithm, kind: Kind) -> bool {
+    use Kind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Reduce, ReduceScatter};
+    match algorithm {
+        Algorithm::Binomial | Algorithm::TwoLevel => kind != AllToAll,
+        Algorithm::RecursiveDoubling => [Barrier, AllReduce, AllGather].contains(&kind),
+        Algorithm::Ring => [Broadcast, Reduce, AllReduce, AllGather, ReduceScatter].contains(&kind),
+        Algorithm::TwoRings => [Broadcast, AllReduce, AllGather, ReduceScatter].contains(&kind),
+        Algorithm::Pairwise => true,
+        Algorithm::Dissemination => [Barrier, AllGather].contains(&kind),
+        other => panic!("{other:?} is new here"),
+    }
+}
+
 fn every_operation(sizes: &[u32], lens: &[usize], setup: &Setup) {
     for size in sizes {
         let mut setup = setup.clone();
@@ -69,11 +83,13 @@ fn every_operation(sizes: &[u32], lens: &[usize], setup: &Setup) {
                 for len in lens {
                     let roots = if kind.has_root() { vec![0, *size as usize - 1] } else { vec![0] };
                     for root in roots {
-                        let chosen = Algorithm::ALL.into_iter().map(|algorithm| world.schedule(algorithm));
-                        for group in chosen.chain([world.clone()]) {
+                        for algorithm in Algorithm::ALL {
                             seed += 1;
-                            check(&group, kind, root, *len, seed).await;
+                            let done = check(&world.schedule(algorithm), kind, root, *len, seed).await;
+                            assert_eq!(done, offers(algorithm, kind), "{algorithm:?}, {kind:?} of {size}");
                         }
+                        seed += 1;
+                        assert!(check(&world, kind, root, *len, seed).await, "the world offers all");
                     }
                 }
             }
@@ -574,4 +590,51 @@ fn what_combines_goes_where_its_end_may_ask_the_library() {
             }
         });
     }
+}
+
+/// A schedule whose end asks the library for something.
+struct Asking(#[allow(dead_code, reason = "it is dropped")] Asks);
+
+impl std::fmt::Debug for Asking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asking")
+    }
+}
+
+impl Schedule for Asking {
+    fn name(&self) -> &str {
+        "asking"
+    }
+
+    fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program> {
+        Algorithm::ALL.iter().find_map(|algorithm| algorithm.program(kind, place))
+    }
+}
+
+#[test]
+fn a_schedule_goes_where_its_end_may_ask_the_library() {
+    run(3, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let other = world.split(Some(0), member.rank.0).await.unwrap().unwrap();
+        let gone = Arc::new(AtomicUsize::new(0));
+        let asking = || Arc::new(Asking(Asks(other.clone(), gone.clone())));
+        let go = async |count: usize| {
+            while gone.load(Ordering::Relaxed) < count {
+                member.client.advance();
+                tokio::task::yield_now().await;
+            }
+        };
+        // More than a group keeps the plans of.
+        for _ in 0..100 {
+            world.custom_schedule(asking()).barrier().await.unwrap();
+        }
+        let some = gone.load(Ordering::Relaxed);
+        assert!((30..100).contains(&some), "{some} schedules were let go");
+        // And a group that goes.
+        let last = world.split(Some(0), member.rank.0).await.unwrap().unwrap();
+        last.custom_schedule(asking()).barrier().await.unwrap();
+        drop(last);
+        go(some + 1).await;
+        world.barrier().await.unwrap();
+    });
 }

@@ -222,3 +222,30 @@ fn a_handler_that_is_replaced_may_set_another_as_it_goes() {
         member.client.on_restart(|_, _| ());
     });
 }
+
+/// A task of an executor that goes on there and then when it is woken.
+struct AtOnce(Arc<dyn Fn() + Send + Sync>);
+
+impl Wake for AtOnce {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+#[test]
+fn an_owner_that_goes_on_as_it_is_woken_may_use_the_collectives() {
+    run(2, Setup::new(), async |member| {
+        let world = member.collectives.world();
+        let other = world.split(Some(0), 0).await.unwrap().unwrap();
+        let context = Context::new(&member.client.contexts()[0]).unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let (asked, count) = (other.clone(), woken.clone());
+        let waker = Waker::from(Arc::new(AtOnce(Arc::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            drop(asked.barrier());
+        }))));
+        let _asleep = context.sleep(&waker);
+        posthaste_core::context::drive(&context, world.barrier()).await.unwrap();
+        assert!(woken.load(Ordering::Relaxed) > 0, "it was not woken");
+    });
+}

@@ -8,8 +8,12 @@ mod support;
 use bytes::Bytes;
 use futures::poll;
 use near::{fault_of, soon, wait};
+use posthaste_core::context::Face;
+use posthaste_core::engine::PatternError;
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::{Action, Blocks, Kind, Place, Program, Route, Schedule};
+use posthaste_protocols::pattern::record;
+use posthaste_protocols::stream::register_stream;
 use posthaste_protocols::window::Region;
 use posthaste_protocols::{CollectiveError, Group, Reduce};
 use std::pin::pin;
@@ -252,5 +256,34 @@ fn that_a_group_is_broken_gets_past_members_that_have_refused_it() {
             _ => {}
         }
         soon("a barrier", world.barrier()).await.unwrap();
+    });
+}
+
+/// A replay that was begun for its task, and has ended by the time that this one asks about the earlier stage, tells how.
+#[test]
+fn a_replay_that_has_ended_badly_before_its_task_asks_tells_so() {
+    run(2, Setup::tiny(), async |member| {
+        let handle = member.client.contexts()[0].clone();
+        let (note, _notes) = register_stream(&*member.client, handle.clone(), "note").unwrap();
+        let region = Region::allocate(&*member.client, 8).await.unwrap();
+        member.collectives.world().barrier().await.unwrap();
+        if member.rank == Rank(1) {
+            // It is killed before it takes anything in.
+            return;
+        }
+        // More than there is room for on the way.
+        let pattern =
+            record(&handle, |recorder| (0..100).try_for_each(|_| recorder.send(&note, Rank(1), &region)));
+        let pattern = pattern.await.unwrap();
+        let mut local = pin!(pattern.replay().local());
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        // Whoever is at the engine begins it for this task.
+        let begun = handle.enter(|_| local.as_mut().poll(&mut cx).is_pending());
+        assert!(matches!(begun, Ok(true)));
+        member.client.advance();
+        member.fabric.kill(Rank(1));
+        member.client.advance();
+        let ended = local.await.map(drop);
+        assert!(matches!(ended, Err(PatternError::Fault(Fault::PeerLost(Rank(1))))), "{ended:?}");
     });
 }

@@ -103,6 +103,8 @@ fn hostile() -> Vec<(&'static str, Vec<u8>, bool)> {
         code
     };
     let same = [ended([3, 1, 0].repeat(LENGTH / 3)), vec![1, 0, 1, 5]].concat();
+    // The same one again and again.
+    let (again, calls) = (LENGTH as u64 / 3, ended([3, 1, 0].repeat(LENGTH / 3)));
     let once = LENGTH as u64 / 9;
     let twice = LENGTH as u64 / 11;
     vec![
@@ -116,6 +118,12 @@ fn hostile() -> Vec<(&'static str, Vec<u8>, bool)> {
         ("calls", headed(LENGTH as u64 / 3, 1, &same), true),
         ("called", headed(once, 1, &called(once, &[1, 0, 1, 5])), true),
         ("loops", headed(2 * twice, 3, &called(twice, &[1, 0, 1, 4, 2, 4])), true),
+        ("one loop", headed(8 * again, 1, &[calls.clone(), vec![1, 0, 1, 4, 8, 0]].concat()), true),
+        (
+            "loop in loop",
+            headed(272 * again, 1, &[calls, vec![3, 2, 0, 4, 17, 0, 1, 0, 1, 4, 16, 0]].concat()),
+            true,
+        ),
     ]
 }
 

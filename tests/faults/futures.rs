@@ -1,9 +1,9 @@
 //! Futures that are dropped at any poll or forgotten, leases that are forgotten, runtimes that end too early.
 
-use crate::support::{
-    Random, driven_by_thread, options, payload, run, run_unjoined, sealed, soon, unseal, until,
+use crate::support::{Random, options, payload, run, run_unjoined, sealed, soon, unseal, until};
+use posthaste::{
+    CallError, CollectiveError, Fault, Message, OwnedMessage, Rank, RmaError, Scope, ServiceOptions,
 };
-use posthaste::{CallError, Fault, Message, OwnedMessage, Rank, Scope, ServiceOptions};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -221,19 +221,20 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
     });
 }
 
-/// Ten thousand calls that nobody answers, polled by a runtime that is not the job's; then the job ends in one of two
-/// ways.
+/// Ten thousand operations that nobody answers, eight in ten of them calls, polled by a runtime that is not the job's; then the
+/// job ends in one of two ways.
 fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
-    const CALLS: usize = 10_000;
+    const OPERATIONS: usize = 10_000;
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (jobs, callers) = (runtime(), runtime());
-    let (job, never) = jobs.block_on(async {
+    let (job, never, word) = jobs.block_on(async {
         let job = posthaste::join().await.unwrap();
-        let all = ServiceOptions { limit: CALLS };
+        let all = ServiceOptions { limit: OPERATIONS };
         let never = job.service_with("never", all, |(), _| std::future::pending::<()>()).unwrap();
+        let word = Arc::new(job.shmalloc::<u64>(1).await.unwrap());
         job.barrier().await.unwrap();
-        (job, never)
+        (job, never, word)
     });
     if job.rank() == Rank(1) {
         let ended = jobs.block_on(soon("the end of rank 0", never.call(Rank(0), ())));
@@ -247,14 +248,30 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
     let (waiting, waits) = (job.clone(), job.incarnation_of(Rank(1)));
     let waiting = callers.spawn(async move { waiting.peer_restarted(Rank(1), waits).await });
     let pending = Arc::new(AtomicUsize::new(0));
-    let ends: Arc<Mutex<Vec<CallError>>> = Arc::default();
-    for _ in 0..CALLS {
-        let (never, pending, ends) = (never.clone(), pending.clone(), ends.clone());
+    let ends: Arc<Mutex<Vec<Fault>>> = Arc::default();
+    for number in 0..OPERATIONS {
+        let (never, world, word) = (never.clone(), job.world(), word.clone());
+        let (pending, ends) = (pending.clone(), ends.clone());
         callers.spawn(async move {
-            let mut call = pin!(never.call(Rank(1), ()));
+            let mut operation = pin!(async {
+                match number % 10 {
+                    0 => match world.broadcast(1, &[0u64; 4]).await {
+                        Err(CollectiveError::Fault(fault)) => Err(fault),
+                        other => panic!("a broadcast of a rank that makes none: {other:?}"),
+                    },
+                    1 => match word.wait_until(0, |word| word == 1).await {
+                        Err(RmaError::Fault(fault)) => Err(fault),
+                        other => panic!("a wait for a word that nobody writes: {other:?}"),
+                    },
+                    _ => match never.call(Rank(1), ()).await {
+                        Err(CallError::Fault(fault)) => Err::<(), _>(fault),
+                        other => panic!("a call that nobody answers: {other:?}"),
+                    },
+                }
+            });
             let mut first = true;
             let end = std::future::poll_fn(|cx| {
-                let poll = call.as_mut().poll(cx);
+                let poll = operation.as_mut().poll(cx);
                 if std::mem::take(&mut first) {
                     pending.fetch_add(1, Ordering::SeqCst);
                 }
@@ -264,12 +281,12 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
             ends.lock().unwrap().push(end.unwrap_err());
         });
     }
-    callers.block_on(until("the calls", || pending.load(Ordering::SeqCst) == CALLS));
+    callers.block_on(until("the operations", || pending.load(Ordering::SeqCst) == OPERATIONS));
     assert_eq!(ends.lock().unwrap().len(), 0, "all are pending");
     end(jobs, job);
-    callers.block_on(until("the end of the calls", || ends.lock().unwrap().len() == CALLS));
+    callers.block_on(until("the end of the operations", || ends.lock().unwrap().len() == OPERATIONS));
     for end in ends.lock().unwrap().iter() {
-        assert_eq!(*end, CallError::Fault(Fault::Shutdown));
+        assert_eq!(*end, Fault::Shutdown);
     }
     let waited = callers.block_on(soon("the end of the wait for a restart", waiting)).unwrap();
     assert!(matches!(waited, Err(posthaste::Error::Fault(Fault::Shutdown))), "{waited:?}");
@@ -277,14 +294,13 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
 
 #[test]
 fn fault_a_runtime_that_shuts_down_ends_ten_thousand_pending_operations() {
-    if driven_by_thread() {
-        eprintln!("skipped: a thread of its own goes on to drive what the runtime has begun");
-        return;
+    // Whoever drives the contexts: the runtime itself, or a thread of the library.
+    for driver in ["task", "thread"] {
+        let many = options().env("POSTHASTE_CREDITS", "65536").env("POSTHASTE_DRIVER", driver);
+        run_unjoined(2, many, || {
+            ten_thousand_pending(|runtime, _job| runtime.shutdown_timeout(Duration::from_secs(20)))
+        });
     }
-    let many = options().env("POSTHASTE_CREDITS", "65536");
-    run_unjoined(2, many, || {
-        ten_thousand_pending(|runtime, _job| runtime.shutdown_timeout(Duration::from_secs(20)))
-    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Ranks killed by SIGKILL: at random times, at every named point, all at once.
 
 use crate::support::{
-    Options, Random, Transport, barrier_before_death, options, run, sealed, soon, state_dirs_are_clean,
+    Options, Random, Transport, barrier_before_death, options, run, sealed, soak, soon, state_dirs_are_clean,
     unseal, until, wait_for,
 };
 use posthaste::launcher::RankEnd;
@@ -20,8 +20,7 @@ fn now_us() -> u64 {
 
 /// How often something is done: as often as is promised over shared memory and in the soak form, else a tenth of that.
 fn rounds(all: u64) -> u64 {
-    let soak = std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1");
-    if soak || crate::TRANSPORT == Transport::Shm { all } else { all.div_ceil(10) }
+    if soak() || crate::TRANSPORT == Transport::Shm { all } else { all.div_ceil(10) }
 }
 
 fn seed() -> u64 {

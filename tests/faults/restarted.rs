@@ -1,7 +1,7 @@
 //! Ranks that died and were started again under their number.
 
 use crate::support::{
-    Options, Random, Transport, barrier_before_death, options, run, soon, text_of, until, wait_for,
+    Options, Random, Transport, barrier_before_death, options, run, soak, soon, text_of, until, wait_for,
 };
 use posthaste::components::core::device::Body;
 use posthaste::components::core::protocol::Incoming;
@@ -293,8 +293,7 @@ fn fault_a_protocol_of_the_users_own_is_told_that_a_rank_was_started_again() {
 
 /// How often a rank is killed and started again.
 fn kills() -> u32 {
-    let soak = std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1");
-    if soak || crate::TRANSPORT == Transport::Shm { 1000 } else { 100 }
+    if soak() || crate::TRANSPORT == Transport::Shm { 1000 } else { 100 }
 }
 
 /// What a process holds: resident KiB, descriptors, mappings.

@@ -1,21 +1,65 @@
 //! Collective operations on groups, between processes.
 
-use crate::support::{Random, Transport, driven_by_thread, options, run, soon};
+use crate::support::{Random, Transport, driven_by_thread, here, options, run, run_as, soak, soon};
 use posthaste::collective::{Action, Blocks, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule};
 use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
 use std::future::Future;
+use std::ops::{Range, RangeInclusive};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
+
+const FACTOR: u64 = 6_364_136_223_846_793_005;
+const STEP: u64 = 1_442_695_040_888_963_407;
+
+/// Where the values of a rank begin.
+fn start(seed: u64, rank: usize) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32
+}
+
+/// Each word follows from the one before: a linear congruential generator (Knuth, MMIX).
+fn words_from(start: u64, step: u64, len: usize) -> Vec<u64> {
+    let next = |word: &u64| Some(word.wrapping_mul(FACTOR).wrapping_add(step));
+    std::iter::successors(Some(start), next).skip(1).take(len).collect()
+}
 
 /// Values that follow from a rank and a seed.
 fn values(seed: u64, rank: usize, len: usize) -> Vec<u64> {
-    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32;
-    (0..len)
-        .map(|_| {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            word
-        })
-        .collect()
+    words_from(start(seed, rank), STEP, len)
+}
+
+/// The same from some place on.
+fn values_in(seed: u64, rank: usize, range: Range<usize>) -> Vec<u64> {
+    // So many steps at once: twice as many for each bit of the number.
+    let (mut factor, mut step) = (1u64, 0u64);
+    let (mut power, mut term, mut left) = (FACTOR, STEP, range.start);
+    while left > 0 {
+        if left % 2 == 1 {
+            (factor, step) = (factor.wrapping_mul(power), step.wrapping_mul(power).wrapping_add(term));
+        }
+        term = term.wrapping_mul(power).wrapping_add(term);
+        power = power.wrapping_mul(power);
+        left /= 2;
+    }
+    let word = start(seed, rank).wrapping_mul(factor).wrapping_add(step);
+    words_from(word, STEP, range.len())
+}
+
+/// The sums of what all ranks have: words of the same kind, as each is linear in the one before.
+fn sums(seed: u64, size: usize, len: usize) -> Vec<u64> {
+    let starts = (0..size).map(|rank| start(seed, rank)).fold(0, u64::wrapping_add);
+    words_from(starts, STEP.wrapping_mul(size as u64), len)
+}
+
+#[test]
+fn what_is_computed_at_once_is_what_is_computed_one_by_one() {
+    for (size, len) in [(1, 5), (4, 0), (7, 100), (33, 31)] {
+        let of = |rank| values(9, rank, len);
+        assert_eq!(sums(9, size, len), sum_of(size, of));
+        for range in [0..len, len / 2..len, len / 3..len / 2] {
+            assert_eq!(values_in(9, 3, range.clone()), of(3)[range]);
+        }
+    }
 }
 
 fn sum_of(size: usize, of: impl Fn(usize) -> Vec<u64>) -> Vec<u64> {
@@ -24,15 +68,21 @@ fn sum_of(size: usize, of: impl Fn(usize) -> Vec<u64>) -> Vec<u64> {
 
 /// All kinds once, compared with what one rank computes alone; what the schedule does not offer is left out.
 async fn all_kinds(group: &Group, len: usize, seed: u64) -> usize {
+    all_kinds_of(group, len, len, seed).await
+}
+
+/// The same with vectors of `len` words, and, where each rank has a block of its own, blocks of `block`.
+async fn all_kinds_of(group: &Group, len: usize, block: usize, seed: u64) -> usize {
     let (me, size) = (group.rank(), group.size());
     let root = seed as usize % size;
-    let (narrow, wide) = (|rank| values(seed, rank, len), |rank| values(seed, rank, len * size));
-    let own = me * len..(me + 1) * len;
+    let (narrow, blocks) = (|rank| values(seed, rank, len), |rank| values(seed, rank, block));
+    let wide = |rank| values(seed, rank, block * size);
+    let own = me * block..(me + 1) * block;
     let sum = Reduce::sum();
     let mut done = 0;
     let mut is = |what: &str, same: Result<bool, CollectiveError>| match same {
         Ok(same) => {
-            assert!(same, "{what} of {len}, rank {me} of {size}");
+            assert!(same, "{what} of {len}, in blocks {block}, rank {me} of {size}");
             done += 1;
         }
         Err(CollectiveError::NotOffered { .. }) => {}
@@ -40,19 +90,19 @@ async fn all_kinds(group: &Group, len: usize, seed: u64) -> usize {
     };
     is("barrier", group.barrier().await.map(|()| true));
     is("broadcast", group.broadcast(root, &narrow(me)).await.map(|got| got == narrow(root)));
-    let total = || sum_of(size, narrow);
+    let total = || sums(seed, size, len);
     let at_root = |full: Vec<u64>| (me == root).then_some(full);
     is("reduce", group.reduce(root, &narrow(me), &sum).await.map(|got| got == at_root(total())));
     is("allreduce", group.all_reduce(&narrow(me), &sum).await.map(|got| got == total()));
-    let all = || (0..size).flat_map(narrow).collect::<Vec<u64>>();
-    is("gather", group.gather(root, &narrow(me)).await.map(|got| got == at_root(all())));
-    is("allgather", group.all_gather(&narrow(me)).await.map(|got| got == all()));
+    let all = || (0..size).flat_map(blocks).collect::<Vec<u64>>();
+    is("gather", group.gather(root, &blocks(me)).await.map(|got| got == at_root(all())));
+    is("allgather", group.all_gather(&blocks(me)).await.map(|got| got == all()));
     let given = if me == root { wide(root) } else { Vec::new() };
-    is("scatter", group.scatter(root, &given, len).await.map(|got| got == wide(root)[own.clone()]));
-    let mine = || (0..size).flat_map(|rank| wide(rank)[own.clone()].to_vec()).collect::<Vec<u64>>();
+    is("scatter", group.scatter(root, &given, block).await.map(|got| got == wide(root)[own.clone()]));
+    let mine = || (0..size).flat_map(|rank| values_in(seed, rank, own.clone())).collect::<Vec<u64>>();
     is("alltoall", group.all_to_all(&wide(me)).await.map(|got| got == mine()));
     let reduced = group.reduce_scatter(&wide(me), &sum).await;
-    is("reduce-scatter", reduced.map(|got| got == sum_of(size, wide)[own.clone()]));
+    is("reduce-scatter", reduced.map(|got| got == sums(seed, size, block * size)[own.clone()]));
     done
 }
 
@@ -81,10 +131,57 @@ fn m_d23_eight_megabytes() {
     run(3, options(), async |job| {
         let world = job.world();
         for (seed, algorithm) in Algorithm::ALL.into_iter().enumerate() {
-            soon("8 MiB", all_kinds(&world.schedule(algorithm), (1 << 20) / 3, seed as u64)).await;
+            let chosen = world.schedule(algorithm);
+            let done = all_kinds_of(&chosen, 1 << 20, (1 << 20) / 3, seed as u64);
+            assert!(soon("8 MiB", done).await > 1);
         }
-        soon("8 MiB", all_kinds(&world, 1 << 20, 99)).await;
+        assert_eq!(soon("8 MiB", all_kinds(&world, 1 << 20, 99)).await, 9);
     });
+}
+
+/// Long vectors, and blocks of as many words in all: of some lengths on groups of some sizes, or, as a soak, of all.
+fn long_vectors(test: &str, sizes: &[usize], lens: &[usize], all: RangeInclusive<usize>) {
+    let (sizes, lens, time) = match soak() {
+        true => (all.collect(), vec![1 << 13, 1 << 17, 1 << 20], Duration::from_secs(3000)),
+        false => (sizes.to_vec(), lens.to_vec(), Duration::from_secs(100)),
+    };
+    let ranks = *sizes.iter().max().unwrap();
+    run_as(test, ranks as u32, options().watchdog(time), async move |job| {
+        for size in sizes {
+            let members: Vec<Rank> = (0..size).map(|at| Rank(((at * 5 + size) % ranks) as u32)).collect();
+            if members.contains(&job.rank()) {
+                let group = soon("a group", job.collectives().subset(&members)).await.unwrap();
+                for (at, len) in lens.iter().enumerate() {
+                    let (block, seed) = ((len / size).max(1), (size * 100 + at * 10) as u64);
+                    for algorithm in Algorithm::ALL {
+                        let chosen = group.schedule(algorithm);
+                        assert!(all_kinds_of(&chosen, *len, block, seed + algorithm as u64).await > 1);
+                    }
+                    assert_eq!(all_kinds_of(&group, *len, block, seed + 9).await, 9);
+                }
+            }
+            // Those who are no members would look for work while the others have some.
+            job.barrier().await.unwrap();
+        }
+    });
+}
+
+/// 64 KiB and 1 MiB, as a soak 8 MiB, too.
+#[test]
+fn m_d23_long_vectors_by_every_schedule_on_groups_of_a_few() {
+    long_vectors(here!(), &[2, 4, 5, 7, 8, 9, 13, 16], &[1 << 13, 1 << 17], 1..=16);
+}
+
+/// As above.
+#[test]
+fn m_d23_long_vectors_by_every_schedule_on_groups_of_many() {
+    long_vectors(here!(), &[17, 32, 33], &[1 << 13, 1 << 17], 17..=33);
+}
+
+/// 8 MiB.
+#[test]
+fn m_d23_eight_megabytes_by_every_schedule_on_groups_of_a_few() {
+    long_vectors(here!(), &[2, 5, 8], &[1 << 20], 2..=8);
 }
 
 #[test]
@@ -285,7 +382,8 @@ async fn mixture(group: &Group, operations: u64) {
     let mut under_way: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
     for number in 0..operations {
         let of = move |rank, len| values(number, rank, len);
-        under_way.push(match number % 5 {
+        let root = number as usize % size;
+        under_way.push(match number % 10 {
             0 => {
                 let exchanged = group.all_to_all(&of(me, 128 * size));
                 Box::pin(async move {
@@ -307,6 +405,38 @@ async fn mixture(group: &Group, operations: u64) {
                 Box::pin(async move {
                     let expected = sum_of(size, |rank| of(rank, 9 * size))[me * 9..][..9].to_vec();
                     assert_eq!(total.await.unwrap(), expected, "reduce-scatter {number}");
+                })
+            }
+            4 => {
+                let news = group.broadcast(root, &of(me, 20));
+                Box::pin(async move { assert_eq!(news.await.unwrap(), of(root, 20), "broadcast {number}") })
+            }
+            5 => {
+                let total = group.reduce(root, &of(me, 30), &sum);
+                Box::pin(async move {
+                    let expected = (me == root).then(|| sum_of(size, |rank| of(rank, 30)));
+                    assert_eq!(total.await.unwrap(), expected, "reduction {number}");
+                })
+            }
+            6 => {
+                let gathered = group.gather(root, &of(me, 7));
+                Box::pin(async move {
+                    let expected = (me == root).then(|| (0..size).flat_map(|rank| of(rank, 7)).collect());
+                    assert_eq!(gathered.await.unwrap(), expected, "gather {number}");
+                })
+            }
+            7 => {
+                let given = if me == root { of(root, 11 * size) } else { Vec::new() };
+                let part = group.scatter(root, &given, 11);
+                Box::pin(async move {
+                    assert_eq!(part.await.unwrap(), of(root, 11 * size)[me * 11..][..11], "scatter {number}");
+                })
+            }
+            8 => {
+                let gathered = group.all_gather(&of(me, 13));
+                Box::pin(async move {
+                    let expected: Vec<u64> = (0..size).flat_map(|rank| of(rank, 13)).collect();
+                    assert_eq!(gathered.await.unwrap(), expected, "allgather {number}");
                 })
             }
             _ => {

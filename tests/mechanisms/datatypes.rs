@@ -610,3 +610,22 @@ fn error_layouts_that_do_not_match_move_nothing_over_sends() {
         refusals(job.clone()).await;
     });
 }
+
+/// Whatever the way to the memory: what names more bytes than there are, and so some of them several times, is refused.
+#[test]
+fn error_a_layout_that_names_bytes_several_times_is_refused() {
+    run(2, options(), async |job| {
+        let window = job.shmalloc::<u64>(1).await.unwrap();
+        let again = Datatype::of::<u64>().hvector(100, 1, 0).unwrap();
+        let (there, packed) = (Layout::new(&again, 1), Datatype::of::<u64>());
+        let here = Layout::new(&packed, 100);
+        job.barrier().await.unwrap();
+        for rank in job.ranks() {
+            let refused = TypedError::Transfer(TransferError::Overlapping { size: 800, len: 8 });
+            assert_eq!(window.put_typed(rank, &there, &[7u64; 100], &here).await, Err(refused.clone()));
+            assert_eq!(window.get_typed(rank, &there, vec![0u64; 100], &here).await.map(drop), Err(refused));
+        }
+        job.barrier().await.unwrap();
+        assert_eq!(window.to_vec(), [0]);
+    });
+}

@@ -167,6 +167,62 @@ fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
     });
 }
 
+/// Where loans have all the memory there is, a copy of one would have to wait until the receiver has given some back, and this one
+/// takes nothing before all are sent.
+#[test]
+fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
+    run(2, options(), async |job| {
+        const LEN: usize = 4 << 20;
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job
+            .register("loan", move |m: Message, _: &mut Scope| {
+                let number = u64::from(m.info()[0]);
+                assert_eq!((m.len(), m.read(0), m.read(LEN - 8)), (LEN, Some(number), Some(!number)));
+                count.add(1);
+            })
+            .unwrap();
+        let word = job.shmalloc::<u64>(1).await.unwrap();
+        // Of this one its protocol is told, too.
+        if job.rank() == Rank(0) {
+            let loan = message.loan(LEN).unwrap();
+            loan.memory().write_u64(0, 0);
+            loan.memory().write_u64(LEN - 8, !0);
+            message.send(Rank(1), loan).info(&[0]).await.unwrap();
+        }
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(1) {
+            soon("the first loan", arrived.reach(1)).await;
+            job.barrier().await.unwrap();
+            // Nothing is taken meanwhile: the thread is here.
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(40);
+            while word.load(0) == Some(0) && std::time::Instant::now() < end {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let sent = word.load(0).unwrap();
+            assert!((4..256).contains(&sent), "{sent} loans");
+            soon("the loans", arrived.reach(1 + sent)).await;
+            assert_eq!(job.stats().panics, 0);
+        } else {
+            job.barrier().await.unwrap();
+            let all: Vec<_> = std::iter::from_fn(|| message.loan(LEN)).collect();
+            let lent = all.len() as u64;
+            for (number, loan) in all.into_iter().enumerate() {
+                loan.memory().write_u64(0, number as u64);
+                loan.memory().write_u64(LEN - 8, !(number as u64));
+                soon("a loan", message.send(Rank(1), loan).info(&[number as u8])).await.unwrap();
+                assert!(
+                    message.loan(LEN).is_none(),
+                    "loan {number} of {lent} was sent, and its memory is free"
+                );
+            }
+            word.put(Rank(1), 0, lent).await.unwrap();
+            until("all of it", || message.loan(LEN).is_some()).await;
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
 /// A loan is handed over as it is: however long it is, it takes no more of its task's turn than a word.
 #[test]
 fn m_v03_many_loans_are_sent_in_one_turn() {

@@ -39,10 +39,32 @@ async fn puts_and_gets(job: Job) {
     job.barrier().await.unwrap();
     assert_eq!(words.to_vec()[..3], [9; 3]);
     job.barrier().await.unwrap();
-    let outside = window.put_slice(Rank(1), PART - 1, &[1, 2]).await;
-    assert!(matches!(outside, Err(RmaError::OutOfRange { .. })), "{outside:?}");
+    let outside = |offset, count| RmaError::OutOfRange { rank: Rank(1), offset, count, len: PART as u64 };
+    let last = PART as u64 - 1;
+    assert_eq!(window.put_slice(Rank(1), PART - 1, &[1, 2]).await, Err(outside(last, 2)));
+    assert_eq!(window.put_slice(Rank(1), PART - 1, &[1, 2]).local().await.map(drop), Err(outside(last, 2)));
+    assert_eq!(window.get_slice(Rank(1), PART - 1, 2).await.map(drop), Err(outside(last, 2)));
+    assert_eq!(window.get_to(Rank(1), PART - 1, &mut [0; 2]).await, Err(outside(last, 2)));
+    assert_eq!(window.put_slice(Rank(1), PART, &[1]).await, Err(outside(last + 1, 1)));
+    let nobody = RmaError::UnknownRank { rank: Rank(99), size: 3 };
+    assert_eq!(words.put(Rank(99), 0, 1).await, Err(nobody.clone()));
+    assert_eq!(words.get(Rank(99), 0).await.map(drop), Err(nobody));
+    // To a region that a rank tells of, and that is gone then.
+    let region = job.region(100).await.unwrap();
+    let keys = job.world().all_gather(&[region.key()]).await.unwrap();
+    let owner = job.rank().next(3);
+    let theirs = job.remote_region(keys[owner.index()]).await.unwrap();
+    theirs.put_slice(0, &[3; 100]).await.unwrap();
+    let beyond = theirs.put_slice(50, &[3; 51]).await;
+    assert_eq!(beyond, Err(RmaError::OutOfRange { rank: owner, offset: 50, count: 51, len: 100 }));
     job.barrier().await.unwrap();
+    let gone = window.clone();
     window.free().await.unwrap();
+    let number = match gone.put_slice(Rank(1), 0, &[1]).await {
+        Err(RmaError::NoSuchWindow(number)) => number,
+        other => panic!("it is freed: {other:?}"),
+    };
+    assert_eq!(gone.get_slice(Rank(1), 0, 1).await.map(drop), Err(RmaError::NoSuchWindow(number)));
     words.free().await.unwrap();
 }
 

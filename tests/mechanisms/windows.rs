@@ -4,7 +4,9 @@ use crate::support::{is_payload, options, payload, run, soon, until};
 use crate::{TRANSPORT, support::Transport};
 use futures::future::poll_immediate;
 use posthaste::components::core::context::drive;
-use posthaste::{Bytes, ContextId, Message, Rank, RmaError, Scope};
+use posthaste::{Bytes, ContextId, Message, Rank, RmaError, Scope, WordUpdate};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
@@ -86,6 +88,48 @@ fn m_w01_groups_that_overlap_make_windows_at_the_same_time() {
                 }
             };
             a.and(b).and(c).unwrap();
+        }
+        job.barrier().await.unwrap();
+    });
+}
+
+/// However the ranks reach each other: puts of up to 4 KiB keep words whole for whoever looks at them on another thread.
+#[test]
+fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
+    run(2, options().workers(2), async |job| {
+        const LENS: [usize; 8] = [1, 2, 3, 8, 33, 100, 511, 512];
+        let window = Arc::new(job.shmalloc::<u64>(LENS.iter().sum()).await.unwrap());
+        let done = job.shmalloc::<u64>(1).await.unwrap();
+        assert_eq!(window.atomicity(), 8);
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(0) {
+            for round in 0..4000u64 {
+                let value = [0x1111_1111_1111_1111, 0xeeee_eeee_eeee_eeee][round as usize % 2];
+                let mut first = 0;
+                for len in LENS {
+                    window.put_slice(Rank(1), first, &[value; 512][..len]).await.unwrap();
+                    first += len;
+                }
+            }
+            done.put(Rank(1), 0, 1).await.unwrap();
+        } else {
+            let (looking, stop) = (window.clone(), Arc::new(AtomicBool::new(false)));
+            let stops = stop.clone();
+            let looks = std::thread::spawn(move || {
+                let (mut words, mut seen) = (vec![0u64; LENS.iter().sum()], [0u64; 256]);
+                while !stops.load(Ordering::Relaxed) {
+                    looking.load_slice(0, &mut words).unwrap();
+                    for (at, word) in words.iter().enumerate() {
+                        assert_eq!(*word, word.rotate_left(8), "word {at}");
+                        seen[*word as usize & 0xff] += 1;
+                    }
+                }
+                seen
+            });
+            soon("the end", done.wait_until(0, |done| done == 1)).await.unwrap();
+            stop.store(true, Ordering::Relaxed);
+            let seen = looks.join().unwrap();
+            assert!(seen[0x11] > 0 && seen[0xee] > 0, "it has looked amid the puts");
         }
         job.barrier().await.unwrap();
     });
@@ -303,6 +347,44 @@ fn m_w04_no_put_passes_a_long_one_between_layouts() {
                     for (at, value) in [(last, 0), (last - 2, 1000 + round), (0, 1000 + round)] {
                         assert_eq!(window.get(to, at).await.unwrap(), value, "{at}");
                     }
+                }
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+/// What changes memory by whatever way takes its turn behind a long get, which may be asked for in many parts.
+#[test]
+fn m_w04_nothing_that_changes_memory_passes_a_long_get() {
+    use posthaste::datatype::{Datatype, Layout};
+    // 24 MiB; of those behind the first half every other word is put by one message in several parts.
+    const COUNT: usize = 3 << 20;
+    const LONG: usize = COUNT / 2 - 100;
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let window = job.shmalloc::<u64>(COUNT).await.unwrap();
+            if job.rank() == Rank(0) {
+                let (to, element) = (Rank(1), Datatype::of::<u64>());
+                let strided = [2, LONG / 2].map(|count| element.vector(count as u64, 1, 2).unwrap());
+                let packed = [2, LONG as u64 / 2].map(|count| Layout::new(&element, count));
+                let few = Layout::new(&strided[0], 1).at(8 * (COUNT as u64 - 3));
+                let many = Layout::new(&strided[1], 1).at(8 * (COUNT as u64 / 2));
+                for round in 1..=3u64 {
+                    let old = window.get_slice(to, 0, COUNT);
+                    let (two, values) = ([round; 2], vec![round; LONG / 2]);
+                    let short = window.put_typed(to, &few, &two, &packed[0]);
+                    let long = window.put_typed(to, &many, &values, &packed[1]);
+                    let put = window.put(to, COUNT - 10, round);
+                    let add = window.fetch_add(to, COUNT - 20, 1);
+                    let updates = (0..3).map(|at| (to, COUNT - 30 + at, round));
+                    let each = window.update_each(WordUpdate::Replace, updates);
+                    let (old, short, long, put, add, each) = tokio::join!(old, short, long, put, add, each);
+                    short.and(long).unwrap();
+                    put.and(each).unwrap();
+                    assert_eq!(add.unwrap(), round - 1);
+                    let wrong = old.unwrap().iter().position(|word| ![0, round - 1].contains(word));
+                    assert_eq!(wrong, None, "round {round}: what came behind the get is in it");
                 }
             }
             job.barrier().await.unwrap();

@@ -32,6 +32,11 @@ pub fn driven_by_thread() -> bool {
     env!("CARGO_CRATE_NAME").ends_with("_thread")
 }
 
+/// Whether all is asked for that takes long.
+pub fn soak() -> bool {
+    std::env::var("POSTHASTE_TEST_SOAK").is_ok_and(|value| value == "1")
+}
+
 /// How a job is started and how it is to end.
 pub struct Options {
     contexts: u16,

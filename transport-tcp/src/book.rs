@@ -31,9 +31,19 @@ impl AddressBook {
 
     /// Enters, or replaces, where a rank listens. A rank that the job does not have is ignored.
     pub fn set(&self, rank: Rank, address: PeerAddress) {
+        self.enter(rank, address);
+        self.tell();
+    }
+
+    /// The same for whoever holds a lock, and [tells](Self::tell) those who wait once it does not.
+    pub(crate) fn enter(&self, rank: Rank, address: PeerAddress) {
         if let Some(entry) = lock(&self.entries).get_mut(rank.index()) {
             *entry = Some(address);
         }
+    }
+
+    /// Whoever waits for an address looks once more.
+    pub(crate) fn tell(&self) {
         self.changed.notify_waiters();
     }
 

@@ -97,7 +97,7 @@ pub struct Limits {
     /// What may wait in a connection's out-buffer before senders are told to wait. A frame is taken whole if the
     /// buffer is empty.
     pub outgoing: usize,
-    /// Length of a connection's read buffer; at least `max_inline` and 128 bytes for its frame.
+    /// Length of a connection's read buffer; at least `max_inline` and 256 bytes for its frame.
     pub read_buffer: usize,
     /// Longest part in which a get is answered.
     pub get_chunk: usize,

@@ -147,6 +147,8 @@ struct Table {
     /// Contexts that are yet to hear that a rank has left, while another one has not come to the end of what it sent.
     unaware: Vec<(ContextId, Rank)>,
     attempts: u64,
+    /// There is a runtime: whoever wants a connection has it made. Before that, who opens the device does.
+    opened: bool,
 }
 
 impl Table {
@@ -258,7 +260,8 @@ impl Hub {
             self.tell(rank, event);
         }
         let waiting: Vec<_> = {
-            let table = lock(&self.table);
+            let mut table = lock(&self.table);
+            table.opened = true;
             let dialing = table.stages.iter().filter_map(|(&key, stage)| Some((key, stage.attempt()?)));
             dialing.collect()
         };
@@ -307,7 +310,7 @@ impl Hub {
 
     /// A port has something for a peer it has no connection with. `Err`: it never will.
     pub fn want(self: &Arc<Self>, context: ContextId, peer: Endpoint) -> Result<(), Fault> {
-        let attempt = {
+        let (attempt, opened) = {
             let mut table = lock(&self.table);
             let known = table.ranks[peer.rank.index()];
             if known.left {
@@ -326,9 +329,11 @@ impl Hub {
             table.attempts += 1;
             let attempt = table.attempts;
             table.stages.insert(key, Stage::Dialing(attempt));
-            attempt
+            (attempt, table.opened)
         };
-        self.spawn(crate::dial::dial(self.clone(), context, peer, attempt));
+        if opened {
+            self.spawn(crate::dial::dial(self.clone(), context, peer, attempt));
+        }
         Ok(())
     }
 
@@ -415,7 +420,16 @@ impl Hub {
 
     /// Hands a settled connection to its port.
     pub fn deliver(&self, context: ContextId, settled: Settled) {
-        lock(&self.table).keep(&settled);
+        let aborted = {
+            let mut table = lock(&self.table);
+            table.keep(&settled);
+            // `end` says so before it takes what is kept.
+            self.aborted.load(Ordering::Acquire)
+        };
+        if aborted {
+            // One that is broken already needs no ending.
+            let _ = settled.stream.shutdown(std::net::Shutdown::Both);
+        }
         self.connected.notify_waiters();
         let door = self.door(context);
         lock(&door.inbox).push(settled);

@@ -20,7 +20,8 @@
 //! one. Until then it accepts, as it may not be able to reach the other at all, through a firewall, say. Who cannot be let in yet and
 //! will be, into a context that nobody moves for the time being, is told to *wait*, and waits as long as that takes. Connecting,
 //! accepting and the [handshake] are tasks of the runtime; after it the socket belongs to its port, which reads and writes it directly.
-//! A rank talks to itself without a socket, and accesses its own memory at once.
+//! A context talks to itself without a socket, and a rank accesses its own memory at once; between contexts of a rank there is a
+//! connection as between any others.
 //!
 //! A rank that died may be started again ([`TcpDevice::restarted`]): whoever knows says where its next incarnation listens.
 //! Each port first gives up what it had of the earlier one and is then *admitted* to the new one; until then whatever is
@@ -49,7 +50,8 @@
 //! cannot wait for each other. What names memory that its owner has not got is read and told, and ends with `NoSuchMemory`.
 //! Memory of another device ([`Memory::Of`]) is what that one says it has, so that none of a dropped region is there; memory
 //! of this device's own ([`Memory::Own`]) is all of it, taken or not. A put or get that is not all on its way lets none
-//! behind it pass. Order per pair: put -> put, put -> get, get -> put, put -> send, send -> send. Words of puts up to 4 KiB
+//! behind it pass. Order per pair: put -> put, put -> get, get -> put, put -> send, send -> send; a send that is an access to memory
+//! ([`Descriptor::is_access`](posthaste_core::Descriptor::is_access)) goes as a put does. Words of puts up to 4 KiB
 //! become visible whole; of longer ones a reader may see part of a word where a packet ended.
 //!
 //! The rest of a long payload and the next frame's header are read by one system call. A put says how many precede it

@@ -79,6 +79,13 @@ impl Namespaces {
     /// A job over both, whose ranks are this program in a role.
     fn job(&self, role: &str) -> Command {
         let rank = std::env::current_exe().unwrap();
+        let mut job = self.job_of(&[rank.to_str().unwrap(), "--exact", "role", "--nocapture"]);
+        job.env(ROLE, role);
+        job
+    }
+
+    /// A job over both, whose ranks are a program with its arguments.
+    fn job_of(&self, program: &[&str]) -> Command {
         let agent = format!("{PROGRAM} agent");
         let mut job = self.inside(&[
             PROGRAM,
@@ -93,12 +100,8 @@ impl Namespaces {
             &self.names[0],
             "--label",
             "--",
-            rank.to_str().unwrap(),
-            "--exact",
-            "role",
-            "--nocapture",
         ]);
-        job.env(ROLE, role);
+        job.args(program);
         job
     }
 

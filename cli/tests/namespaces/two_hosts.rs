@@ -1,7 +1,9 @@
 //! The same program on two hosts: neighbours share memory, the others reach each other through the network.
 
-use crate::Namespaces;
+use crate::{Namespaces, PROGRAM};
 use posthaste::{Message, Rank, Result, Scope};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// What each rank puts to a rank of the other host, in bytes, and to its neighbour on the same one.
 const ACROSS: usize = 1 << 20;
@@ -50,4 +52,40 @@ fn one_program_runs_on_two_hosts() {
     }
     // What two ranks put across came this way, and what neighbours put to each other did not.
     assert!((2 * ACROSS..BESIDE).contains(&crossed), "{crossed} bytes crossed");
+}
+
+/// The example beside this program, built now if it is not there or not as its sources are.
+fn word_count() -> PathBuf {
+    let folder = Path::new(PROGRAM).parent().unwrap();
+    let profile = match folder.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        name => name,
+    };
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--quiet", "--package", "posthaste", "--example", "word_count"])
+        .args(["--profile", profile, "--target-dir"])
+        .arg(folder.parent().unwrap())
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .status();
+    assert!(built.unwrap().success(), "it cannot be built");
+    folder.join("examples/word_count")
+}
+
+#[test]
+fn the_main_job_runs_on_two_hosts() {
+    let Some(namespaces) = Namespaces::new("the_main_job_runs_on_two_hosts", 2) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text");
+    let text = "one two two three three three ".repeat(10_000);
+    std::fs::write(&file, &text).unwrap();
+    let before = namespaces.received();
+    let out = namespaces.job_of(&[word_count().to_str().unwrap(), file.to_str().unwrap()]).output().unwrap();
+    let crossed = namespaces.received() - before;
+    let (said, problems) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{said}{problems}");
+    let lines: Vec<_> = said.lines().map(|line| line.trim_start_matches("[0]").trim()).collect();
+    assert_eq!(lines[..3], ["30000  three", "20000  two", "10000  one"], "{said}");
+    assert_eq!(lines[4], "total 60000 words: matches the sequential count", "{said}");
+    // Half of the file is counted on the other host, which is told of nothing but what it has to do: the answers are short.
+    assert!((1..text.len()).contains(&crossed), "{crossed} bytes crossed");
 }

@@ -75,6 +75,8 @@ pub struct Shared {
     cell: TokenCell<Engine, Work>,
     /// The owner is at the engine, if there is one.
     seat: Seat,
+    /// The owner has posted something while it was there, and its tasks that sleep were not told.
+    untold: AtomicBool,
     light: LightFence,
     slots: Arc<SlotPool>,
     doorbell: std::sync::Arc<dyn Doorbell>,
@@ -168,6 +170,7 @@ impl Shared {
         Arc::new(Shared {
             cell,
             seat: Seat::new(),
+            untold: AtomicBool::new(false),
             light: LightFence::beside(&*sysdep),
             slots,
             doorbell,
@@ -265,9 +268,25 @@ impl Shared {
         }
     }
 
-    /// Posted work has to be seen by whoever has the token.
+    /// Posted work has to be seen by whoever has the token. An owner that is inside, and posts there, may hold a lock that whoever is
+    /// woken wants: all are [told](Self::tell_owner) when it has come out.
     fn work_posted(&self) {
-        if self.owned.load(Ordering::Acquire) {
+        if !self.owned.load(Ordering::Acquire) {
+            return;
+        }
+        if self.cell.is_adopted_here() {
+            self.untold.store(true, Ordering::Relaxed);
+        } else {
+            self.wake_owner();
+        }
+    }
+
+    /// Something was posted by the owner, which was inside then and is not any more.
+    #[inline]
+    fn tell_owner(&self) {
+        // Who is inside writes this, and nobody else.
+        if self.untold.load(Ordering::Relaxed) {
+            self.untold.store(false, Ordering::Relaxed);
             self.wake_owner();
         }
     }
@@ -296,6 +315,7 @@ impl Shared {
         self.run_posted(&mut guard);
         let result = self.inside(guard, f);
         drop(sitting);
+        self.tell_owner();
         Ok(result)
     }
 
@@ -356,7 +376,9 @@ impl Shared {
     #[inline(never)]
     fn arm_again(&self) {
         self.driver.wake();
-        self.work_posted();
+        if self.owned.load(Ordering::Acquire) {
+            self.wake_owner();
+        }
     }
 
     /// Whether this thread is amid moving the context, as a handler of it is.

@@ -121,6 +121,16 @@ impl Drop for Context {
     }
 }
 
+/// The owner has come out.
+struct Told<'s>(&'s Shared);
+
+impl Drop for Told<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.tell_owner();
+    }
+}
+
 impl Face for Context {
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
@@ -128,7 +138,10 @@ impl Face for Context {
 
     #[inline]
     fn enter<R, F: FnOnce(&mut Engine) -> R>(&self, f: F) -> Result<R, F> {
+        // Dropped last, also when something panics.
+        let _told;
         let Some(mut guard) = self.handle.shared.cell.adopt() else { return Err(f) };
+        _told = Told(&self.handle.shared);
         // Partner: whoever has posted something that forbids what is to be done here, in `done_or_idle`.
         let _sitting = self.handle.shared.seat.take(self.handle.shared.light);
         // Nothing is done before what was posted earlier, and nothing that was posted meanwhile waits for the next time.

@@ -1,6 +1,7 @@
 //! How a peer ends, and how the engine itself does: whatever depends on them ends with an error.
 
 use super::{Engine, State};
+use crate::descriptor::Op;
 use crate::error::Fault;
 use crate::ids::{ContextId, Endpoint, Rank};
 use crate::protocol::Protocol;
@@ -82,6 +83,14 @@ impl State {
     pub(super) fn drop_what_waits(&mut self, index: usize, fault: Fault) {
         self.drop_parked(index, fault);
         self.drop_controls(index, fault);
+        if let Some(peer) = self.peers[index].as_mut() {
+            let front = peer.fifo.as_ref().and_then(|fifo| fifo.front());
+            // Of a message the first packet is out.
+            let streams =
+                front.is_some_and(|front| front.op == Op::Jump || (front.op == Op::Send && front.offset > 0));
+            peer.torn |= (peer.is_in_the_middle && streams) || peer.is_amid_rendezvous();
+            (peer.is_in_the_middle, peer.stuck) = (false, false);
+        }
         self.drop_own_rendezvous(index);
         let Some(peer) = self.peers[index].as_mut() else { return };
         let mut fifo = peer.fifo.take();
@@ -98,6 +107,9 @@ impl State {
         self.sweep_retired(rank);
         self.end_rows(index, fault);
         while let Some(descriptor) = fifo.as_mut().and_then(|fifo| fifo.pop()) {
+            if descriptor.op == Op::Send {
+                self.answer_left_queue(index, &descriptor);
+            }
             self.finish_descriptor(&descriptor, Err(fault));
         }
     }

@@ -63,6 +63,9 @@ pub(crate) struct Peer {
     pub turn: Option<usize>,
     /// The peer's own FIFO is.
     pub is_in_the_middle: bool,
+    /// What was amid that is given up, as this side leaves: the peer waits for the rest of it, and would take another long message
+    /// for a breach. What is short goes out as ever.
+    pub torn: bool,
 }
 
 /// A protocol in which this side sends to the peer.
@@ -182,6 +185,7 @@ impl Peer {
             parked: Vec::new(),
             turn: None,
             is_in_the_middle: false,
+            torn: false,
         }
     }
 

@@ -38,6 +38,9 @@ impl Scope<'_> {
         let rank = descriptor.rank;
         let capacity = self.state.config.fifo_slots;
         let peer = self.state.peer(index);
+        if !whole && peer.torn {
+            return Err((Fault::Shutdown.into(), payload));
+        }
         // A long message may begin although nobody wants to wait: its payload is owned by the queue then.
         let may_start = !whole && empty;
         let mut ticket = None;
@@ -49,7 +52,7 @@ impl Scope<'_> {
             {
                 return Ok(Posted::NoRoom(payload));
             }
-            Queue::Never | Queue::Force => {}
+            Queue::Never | Queue::Force | Queue::Access => {}
             Queue::Answer if !self.owes_one_more(index, payload.len()) => {
                 return Err((Fault::PeerCorrupt(rank).into(), payload));
             }

@@ -138,8 +138,10 @@ pub(super) enum Queue {
     Never,
     /// As far as there is room and nobody waits for some; its end is told.
     Await,
-    /// The messager's own traffic, and accesses to memory: their amount is bounded by what this side has under way.
+    /// The messager's own traffic: its amount is bounded by what this side has under way.
     Force,
+    /// Accesses to memory by messages, of which the same holds; puts and gets lie before and behind them.
+    Access,
     /// What a peer asked for: it is cut off if it asks for ever more and takes nothing.
     Answer,
 }
@@ -168,7 +170,7 @@ impl Scope<'_> {
     ) -> Result<Sent<'p>, Refused<'p>> {
         let queue = match wait {
             Wait::Never => Queue::Never,
-            Wait::InTurn => Queue::Force,
+            Wait::InTurn => Queue::Access,
         };
         match self.admitted(args, payload.len()) {
             Ok(Some(index)) => match self.post_counted(index, args, payload, queue)? {
@@ -424,6 +426,9 @@ impl Scope<'_> {
         let payload = self.state.as_it_goes(payload, target.rank);
         let State { peers, table, .. } = &mut *self.state;
         let mut descriptor = message_to(target, protocol, cookie, info, len as u64);
+        if matches!(queue, Queue::Access) {
+            descriptor.set_access();
+        }
         let whole = len <= eager || matches!(payload, Payload::Loan(_));
         let empty = peers[index].as_ref().is_none_or(|peer| peer.queue_is_empty());
         if whole && (empty || relaxed) {

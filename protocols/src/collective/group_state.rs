@@ -50,6 +50,10 @@ impl Choice {
         }
     }
 
+    pub fn is_users(&self) -> bool {
+        matches!(self, Choice::Custom(_))
+    }
+
     pub fn schedule(&self) -> &dyn Schedule {
         match self {
             Choice::Known(algorithm) => algorithm,
@@ -57,6 +61,9 @@ impl Choice {
         }
     }
 }
+
+/// A plan that was made before, and of what.
+pub(super) type Kept = (Kind, usize, Choice, Arc<Plan>);
 
 /// The members of a group; the same on all of them.
 #[derive(Debug)]
@@ -256,7 +263,9 @@ pub(super) struct GroupState {
     left: Option<(u64, Fault)>,
     /// The group, and its operation, from which this one was made.
     pub parent: Option<(u64, u64)>,
-    plans: Vec<(Kind, usize, Choice, Arc<Plan>)>,
+    plans: VecDeque<Kept>,
+    /// What operations go on by that were on the boards.
+    pub exchange: Option<Arc<Plan>>,
     /// A member waits for more operations to be started here.
     pub wanted: bool,
     /// Its handles are gone: it goes when its operations have ended.
@@ -282,7 +291,8 @@ impl GroupState {
             outlived: false,
             left: None,
             parent,
-            plans: Vec::new(),
+            plans: VecDeque::new(),
+            exchange: None,
             wanted: false,
             abandoned: false,
             near: Near::default(),
@@ -430,18 +440,23 @@ impl GroupState {
     /// The plan of a schedule, if it was made before.
     #[inline]
     pub fn plan(&self, kind: Kind, root: usize, choice: &Choice) -> Option<Arc<Plan>> {
-        let is_it = |entry: &&(Kind, usize, Choice, Arc<Plan>)| {
-            entry.0 == kind && entry.1 == root && entry.2.is(choice)
-        };
+        let is_it = |entry: &&Kept| entry.0 == kind && entry.1 == root && entry.2.is(choice);
         self.plans.iter().find(is_it).map(|(.., plan)| plan.clone())
     }
 
-    /// Keeps a plan for the next time.
-    pub fn keep_plan(&mut self, kind: Kind, root: usize, choice: &Choice, plan: Plan) {
-        if self.plans.len() >= MOST_PLANS {
-            self.plans.clear();
-        }
-        self.plans.push((kind, root, choice.clone(), Arc::new(plan)));
+    /// Keeps a plan for the next time, in the place of the oldest if there are many. That one's schedule may be a user's, which
+    /// is to be dropped where no lock is held.
+    #[must_use]
+    pub fn keep_plan(&mut self, kind: Kind, root: usize, choice: &Choice, plan: Plan) -> Option<Kept> {
+        let oldest = (self.plans.len() >= MOST_PLANS).then(|| self.plans.pop_front()).flatten();
+        self.plans.push_back((kind, root, choice.clone(), Arc::new(plan)));
+        oldest
+    }
+
+    /// The plans of a group that goes, of which the same holds.
+    #[must_use]
+    pub fn take_plans(&mut self) -> VecDeque<Kept> {
+        std::mem::take(&mut self.plans)
     }
 
     /// The members to tell what all are to hear; they tell theirs.

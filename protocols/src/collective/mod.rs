@@ -28,6 +28,7 @@ mod outlet;
 mod part;
 mod patience;
 mod plan;
+mod progress;
 mod records;
 mod reduce;
 mod run;

@@ -299,6 +299,11 @@ impl Hub {
     pub(super) fn remove(&self, state: &mut State, at: usize) {
         let Some(mut group) = state.remove(at) else { return };
         self.ended(group.membership.id);
+        let users: Vec<_> =
+            group.take_plans().into_iter().filter(|(_, _, choice, _)| choice.is_users()).collect();
+        if !users.is_empty() {
+            self.drop_later(users);
+        }
         let Near { begun, lenders, .. } = &mut group.near;
         // Whoever came in place of one that died knows nothing of it.
         lenders.retain(|lender| {

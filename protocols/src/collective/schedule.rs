@@ -319,7 +319,7 @@ pub trait Schedule: Send + Sync + Debug {
     /// Its name; ranks that use schedules of different names for one operation are told that they differ.
     fn name(&self) -> &str;
 
-    /// What the rank at that place does; `None`: this schedule does not do that kind of operation. Called once per
-    /// group, kind and root by the group, which keeps the answer.
+    /// What the rank at that place does; `None`: this schedule does not do that kind of operation. A group keeps the
+    /// last 64 answers, by schedule, kind and root, and asks again for those that it has let go.
     fn program(&self, kind: Kind, place: &Place<'_>) -> Option<Program>;
 }

@@ -205,13 +205,12 @@ impl Hub {
 
 impl GroupState {
     fn exchange_plan(&mut self) -> Result<Arc<Plan>, Unfit> {
-        let (kind, choice) = EXCHANGE;
-        if let Some(plan) = self.plan(kind, 0, &choice) {
-            return Ok(plan);
+        if let Some(plan) = &self.exchange {
+            return Ok(plan.clone());
         }
-        let plan = Plan::new(choice.schedule(), kind, &self.membership.clone().place(0))?;
-        self.keep_plan(kind, 0, &choice, plan);
-        self.plan(kind, 0, &choice).ok_or(Unfit::NotOffered)
+        let (kind, choice) = EXCHANGE;
+        let plan = Plan::new(choice.schedule(), kind, &self.membership.place(0))?;
+        Ok(self.exchange.insert(Arc::new(plan)).clone())
     }
 
     /// Whether the part of a member of an operation on the boards is there.

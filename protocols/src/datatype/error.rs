@@ -139,10 +139,8 @@ pub enum TransferError {
         /// How many.
         count: u64,
     },
-    /// A layout names bytes several times, and its memory is not mapped here.
-    #[error(
-        "the layout names {size} bytes of a memory of {len} bytes that is not mapped here: elements must not overlap there"
-    )]
+    /// A layout names more bytes than its rank's part of the window, or its region, has, and so some of them several times.
+    #[error("the layout names {size} bytes of a memory of {len} bytes: elements must not overlap there")]
     Overlapping {
         /// Bytes of the layout.
         size: u64,

@@ -8,6 +8,10 @@ use std::sync::{Arc, LazyLock};
 const UNROLL_MAX: u64 = 16;
 /// Likewise beside other blocks of a body.
 const UNROLL_BESIDE_MAX: u64 = 8;
+/// Blocks that may come of unrolling in all, and beyond that one for so many items of the program: who calls the same loop ever again
+/// in a few bytes does not get memory for each call.
+const UNROLL_FREE: u64 = 1024;
+const ITEMS_PER_UNROLLED: u64 = 4;
 
 /// Blocks that are repeated at a regular distance: what a copy loop can do in one go.
 #[derive(Clone, Debug)]
@@ -58,6 +62,8 @@ pub(super) struct Plan {
     pub unrolled: Option<usize>,
     /// An element as equal blocks at equal distances, if it is that.
     pub regular: Option<Regular>,
+    /// Blocks that may still come of unrolling.
+    spare: u64,
 }
 
 /// Equal blocks at equal distances.
@@ -104,6 +110,7 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
     main: 0,
     unrolled: None,
     regular: None,
+    spare: 0,
 });
 
 /// How many blocks these items begin with.
@@ -123,7 +130,8 @@ fn pitch(blocks: &[Block]) -> Option<i64> {
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
         let (leaves, routines, sizes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut plan = Plan { leaves, routines, sizes, main: 0, unrolled: None, regular: None };
+        let mut plan =
+            Plan { leaves, routines, sizes, main: 0, unrolled: None, regular: None, spare: UNROLL_FREE };
         plan.main = plan.lower(body, &mut HashMap::new());
         if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
             && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
@@ -163,6 +171,7 @@ impl Plan {
         if let Some(number) = known.get(&key) {
             return *number;
         }
+        self.spare += body.items.len() as u64 / ITEMS_PER_UNROLLED;
         let mut steps = Vec::new();
         let mut blocks: Vec<Block> = Vec::new();
         for (index, item) in body.items.iter().enumerate() {
@@ -180,12 +189,18 @@ impl Plan {
             let step = self.repeated(routine, repeated.offset, repeated.count, repeated.stride);
             match step {
                 Step::Leaf { leaf, offset }
-                    if body.items.len() > 1 && self.leaves[leaf].blocks_in_all() <= UNROLL_BESIDE_MAX =>
+                    if body.items.len() > 1
+                        && self.leaves[leaf].blocks_in_all() <= UNROLL_BESIDE_MAX
+                        && self.affords(self.leaves[leaf].blocks_in_all()) =>
                 {
                     blocks.extend(self.leaves[leaf].unrolled(offset));
                 }
                 step => {
                     self.flush(&mut blocks, &mut steps);
+                    if steps.len() == steps.capacity() {
+                        // For all that follow, unless blocks lie between them.
+                        steps.reserve_exact(body.items.len() - index);
+                    }
                     steps.push(step);
                 }
             }
@@ -205,21 +220,29 @@ impl Plan {
         let [Step::Leaf { leaf, offset: inner }] = self.routines[routine][..] else {
             return Step::Call { routine, offset, count, stride };
         };
-        let once = &self.leaves[leaf];
         if count == 1 {
             return Step::Leaf { leaf, offset: offset + inner };
         }
+        let once = &self.leaves[leaf];
         if once.count == 1 {
             // What is known of the blocks stays known: a program may name the same ones any number of times.
             let again = Leaf { blocks: once.blocks.clone(), count, stride, ..*once };
             self.leaves.push(again);
             return Step::Leaf { leaf: self.leaves.len() - 1, offset: offset + inner };
         }
-        if once.blocks_in_all() <= UNROLL_MAX && count > once.count {
-            let blocks = once.unrolled(inner).collect();
+        let (in_all, own) = (once.blocks_in_all(), once.count);
+        if in_all <= UNROLL_MAX && count > own && self.affords(in_all) {
+            let blocks = self.leaves[leaf].unrolled(inner).collect();
             return Step::Leaf { leaf: self.leaf(blocks, count, stride), offset };
         }
         Step::Call { routine, offset, count, stride }
+    }
+
+    /// Takes so many blocks of those that may come of unrolling.
+    fn affords(&mut self, blocks: u64) -> bool {
+        let left = self.spare.checked_sub(blocks);
+        self.spare = left.unwrap_or(self.spare);
+        left.is_some()
     }
 
     fn flush(&mut self, blocks: &mut Vec<Block>, steps: &mut Vec<Step>) {

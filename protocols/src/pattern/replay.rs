@@ -30,7 +30,8 @@ enum State {
 ///
 /// # Errors
 /// If the pattern cannot be replayed: a window of it was freed, or it was recorded on another context. If a rank that it
-/// touches is lost, it ends with that after what goes to the other ranks is done.
+/// touches is lost, it ends with that after what goes to the other ranks is done. Where a rank has more operations under way than
+/// there are completion slots (two million), what goes to some ranks may be done when the rest is refused.
 ///
 /// # Cancel safety
 /// Dropped before it has started, nothing is done. That is by the first poll, unless its task has used up its
@@ -226,6 +227,15 @@ impl<'p, F: Face> Replay<'p, F> {
         };
         if let Some(mut reading) = reading {
             std::future::poll_fn(|cx| reading.poll(self.face, cx)).await?;
+        }
+        // It may have ended before that was asked, and not well.
+        let Replay { state, face, .. } = &mut self;
+        if let State::Waiting(pending, _) = state
+            && pending.is_done()
+        {
+            let outcome = std::future::poll_fn(|cx| pending.poll(*face, cx)).await;
+            *state = State::Done;
+            outcome?;
         }
         Ok(self)
     }

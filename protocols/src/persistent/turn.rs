@@ -14,6 +14,8 @@ use posthaste_core::sync::{lock, replace_waker};
 use posthaste_core::{Fault, Rank, SendError};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::Poll;
 
 /// What all persistent collectives are.
 #[derive(Debug)]
@@ -196,8 +198,14 @@ impl Core {
         self.amid = false;
         let Err(fault) = outcome else { return Ok(()) };
         if let Some(news) = self.end(self.turn, fault) {
-            // They hear of it also if nobody waits for that here.
-            Detaching::new(news).await;
+            // One who has no room for it now hears of it later: whoever waits here does not wait for that, too.
+            let mut news = Detaching::new(news);
+            let goes_on = tokio::runtime::Handle::try_current().is_ok();
+            std::future::poll_fn(|cx| match Pin::new(&mut news).poll(cx) {
+                Poll::Pending if goes_on => Poll::Ready(()),
+                told => told,
+            })
+            .await;
         }
         Err(fault.into())
     }

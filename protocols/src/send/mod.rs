@@ -1,7 +1,9 @@
 //! The future of a send.
 
+mod handed;
 mod slice;
 
+pub(crate) use handed::Handed;
 pub use slice::{SendSlice, SendSliceWith};
 
 use crate::buffer::{Buffer, Unsent};
@@ -200,10 +202,12 @@ enum State {
     /// Sequential: it has to wait for those before it.
     Line(Option<InLine>),
     Start,
-    Posted(Posted<(Step, Option<Buffer>)>),
+    Posted(Posted<(Step, Option<Buffer>)>, Handed),
     Queued(Pending),
     /// The engine has it until there is credit and room. It is taken back before its operation is given up.
     Kept(Deposit, Pending),
+    /// It has ended well.
+    Sent,
     /// It has failed.
     Ended,
 }
@@ -212,9 +216,10 @@ impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             State::Line(_) => f.write_str("Line"),
+            State::Sent => f.write_str("Sent"),
             State::Ended => f.write_str("Ended"),
             State::Start => f.write_str("Start"),
-            State::Posted(posted) => f.debug_tuple("Posted").field(posted).finish(),
+            State::Posted(posted, _) => f.debug_tuple("Posted").field(posted).finish(),
             State::Queued(pending) => f.debug_tuple("Queued").field(pending).finish(),
             State::Kept(_, pending) => f.debug_tuple("Kept").field(pending).finish(),
         }
@@ -257,10 +262,9 @@ pub(crate) fn own(
 /// nothing.
 ///
 /// # Cancel safety
-/// Dropped before it has started, or while it waits for credit or room, nothing is sent, unless another thread used the
-/// context when it was polled first, or owns it: then it may have been handed over, and is sent all the same. Dropped later,
-/// the message goes on; its payload is kept until it is on its way. One that is [forgotten](std::mem::forget) while it waits is
-/// sent when its turn comes.
+/// Dropped before it has started, or while it waits for credit or room, nothing is sent. It starts when it is first polled, or, if
+/// another thread used the context then, or owns it, when that one comes to it. Dropped later, the message goes on; its payload
+/// is kept until it is on its way. One that is [forgotten](std::mem::forget) while it waits is sent when its turn comes.
 ///
 /// # Examples
 /// ```
@@ -362,8 +366,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     /// The payload of a send that has failed, that was never begun, or that waits for credit or room and is taken back so:
-    /// whoever holds it may send it elsewhere. `None` once the message was queued or is on its way, and while another thread has
-    /// it, which was at the context when the send was begun.
+    /// whoever holds it may send it elsewhere. `None` once the message was queued or is on its way.
     ///
     /// # Examples
     /// ```
@@ -390,18 +393,26 @@ impl<'f, F: Face> SendMessage<'f, F> {
 
     /// What the engine still has is the caller's again.
     fn take_back(&mut self) {
-        match self.slow.as_deref().map(|slow| &slow.state) {
-            Some(State::Kept(deposit, _)) => self.buffer = deposit.withdraw().map(Buffer::from),
-            Some(State::Posted(posted)) => {
-                let look = &mut Context::from_waker(std::task::Waker::noop());
-                if let Poll::Ready((step, unsent)) = posted.poll(look) {
-                    self.buffer = match step {
-                        Step::Kept(deposit, _) => deposit.withdraw().map(Buffer::from),
-                        Step::Done | Step::Queued(_) | Step::Failed(_) => unsent,
-                    };
-                }
+        let Some(slow) = self.slow.as_deref_mut() else { return };
+        if matches!(slow.state, State::Posted(..))
+            && let State::Posted(posted, handed) = std::mem::replace(&mut slow.state, State::Sent)
+        {
+            self.buffer = handed.withdraw();
+            if self.buffer.is_none()
+                && let Some((step, unsent)) = handed.end_of(posted)
+            {
+                self.buffer = unsent;
+                slow.state = match step {
+                    Step::Done => State::Sent,
+                    // With its payload it is begun anew, and fails as it did.
+                    Step::Failed(_) => State::Ended,
+                    Step::Queued(pending) => State::Queued(pending),
+                    Step::Kept(deposit, pending) => State::Kept(deposit, pending),
+                };
             }
-            _ => {}
+        }
+        if let State::Kept(deposit, _) = &slow.state {
+            self.buffer = deposit.withdraw().map(Buffer::from);
         }
     }
 
@@ -410,10 +421,12 @@ impl<'f, F: Face> SendMessage<'f, F> {
         self.change(|send| send.envelope.target.context = context)
     }
 
-    /// Sends now or not at all; never waits.
+    /// Sends now or not at all; never waits. A send that waits already for credit or room is taken back and tried; of one that is
+    /// on its way, or queued, that is told as of any other.
     ///
     /// # Errors
-    /// With the payload: there is no room now (or another thread is at the context), or the send cannot succeed.
+    /// With the payload: there is no room now (or another thread is at the context), or the send cannot succeed. Without it: one that
+    /// was queued has failed since.
     ///
     /// # Examples
     /// ```
@@ -433,9 +446,16 @@ impl<'f, F: Face> SendMessage<'f, F> {
     /// ```
     pub fn try_send(mut self) -> Result<(), TrySendError<Buffer>> {
         let line = self.is_sequential().then(|| self.face.shared().line_to(self.envelope.target));
+        if let Some(Slow { state: State::Line(waiting), .. }) = self.slow.as_deref_mut() {
+            // Its place in the line, which it may have come to be the first of.
+            *waiting = None;
+        }
         // One that waits does so no longer.
         self.take_back();
-        let Some(buffer) = self.buffer else { return Err(TrySendError::Full(Buffer::copy(&[]))) };
+        let Some(buffer) = self.buffer.take() else {
+            let gone = |error| TrySendError::Failed { error, payload: Buffer::copy(&[]) };
+            return self.has_gone().map_err(gone);
+        };
         let _turn = match line.as_ref().map(|line| line.try_acquire()).transpose() {
             Ok(turn) => turn,
             // One before it is under way.
@@ -445,6 +465,21 @@ impl<'f, F: Face> SendMessage<'f, F> {
             }
         };
         try_now(self.face, &self.envelope, buffer)
+    }
+
+    /// What became of a send that nobody can take back: as far as anybody here knows it is on its way.
+    #[cold]
+    fn has_gone(&mut self) -> Result<(), SendError> {
+        match self.slow.as_deref_mut().map(|slow| &mut slow.state) {
+            Some(State::Queued(pending) | State::Kept(_, pending)) if pending.is_done() => {
+                match pending.poll(self.face, &mut Context::from_waker(std::task::Waker::noop())) {
+                    Poll::Ready(Err(fault)) => Err(fault.into()),
+                    Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
+                }
+            }
+            Some(State::Ended) => Err(Fault::Shutdown.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Whether it waits for its place in the line to its target.
@@ -478,13 +513,17 @@ impl<'f, F: Face> SendMessage<'f, F> {
     }
 
     #[cold]
-    fn post(&mut self) -> Posted<(Step, Option<Buffer>)> {
+    fn post(&mut self) -> State {
         let handle = Handle::of(self.face);
-        let (envelope, deadline, mut buffer) = (self.envelope.clone(), self.deadline, self.buffer.take());
-        self.face.post(move |scope| {
+        let (envelope, deadline) = (self.envelope.clone(), self.deadline);
+        let (handed, theirs) = Handed::over(self.buffer.take());
+        let posted = self.face.post(move |scope| {
+            // If it was taken back, nobody asks what became of it.
+            let mut buffer = theirs.take();
             let started = start(scope, &envelope, 0, &mut buffer);
             (own(started, || handle, deadline), buffer)
-        })
+        });
+        State::Posted(posted, handed)
     }
 
     #[inline]
@@ -541,7 +580,7 @@ impl<'f, F: Face> SendMessage<'f, F> {
                 Step::Queued(pending) => State::Queued(pending),
                 Step::Kept(deposit, pending) => State::Kept(deposit, pending),
             },
-            Err(_) => State::Posted(self.post()),
+            Err(_) => self.post(),
         };
         self.slow = Some(state.into());
         self.step_slowly(cx)
@@ -552,14 +591,12 @@ impl<'f, F: Face> SendMessage<'f, F> {
         let Some(mut slow) = self.slow.take() else { return Poll::Ready(Err(Fault::Shutdown.into())) };
         let result = self.go_on(&mut slow, cx);
         if let Poll::Ready(result) = &result {
+            // Who keeps a send that has ended keeps nothing that others wait for.
             slow.turn = None;
-            if result.is_err() {
-                if let State::Kept(deposit, _) = &slow.state {
-                    self.buffer = deposit.withdraw().map(Buffer::from);
-                }
-                // Who keeps a send that has failed keeps nothing that others wait for.
-                slow.state = State::Ended;
+            if let (Err(_), State::Kept(deposit, _)) = (result, &slow.state) {
+                self.buffer = deposit.withdraw().map(Buffer::from);
             }
+            slow.state = if result.is_ok() { State::Sent } else { State::Ended };
         }
         self.slow = Some(slow);
         result
@@ -595,17 +632,17 @@ impl<'f, F: Face> SendMessage<'f, F> {
                         }
                         Ok(started) => own(started, || Handle::of(self.face), self.deadline),
                         Err(_) => {
-                            *state = State::Posted(self.post());
+                            *state = self.post();
                             continue;
                         }
                     }
                 }
-                State::Posted(posted) => {
+                State::Posted(posted, _) => {
                     let (step, buffer) = ready!(posted.poll(cx));
                     self.buffer = buffer;
                     step
                 }
-                State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
+                State::Sent | State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),
                 State::Queued(pending) | State::Kept(_, pending) => {
                     return ready!(pending.poll(self.face, cx)).map(|_| ()).map_err(SendError::from).into();
                 }

@@ -2,7 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::operation::Pending;
-use crate::send::{Envelope, attempt_once, send_or_not, start};
+use crate::send::{Envelope, Handed, attempt_once, send_or_not, start};
 use posthaste_core::budget;
 use posthaste_core::context::{Begun, Face, Posted, begin};
 use posthaste_core::engine::{Deposit, Given};
@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Debug)]
 enum State {
     Start,
-    Posted(Posted<(Asked, Option<Buffer>)>),
+    Posted(Posted<(Asked, Option<Buffer>)>, Handed),
     /// For the answer. As long as there is no credit or room for the request, the engine has that.
     Waiting(Option<Deposit>, Pending),
     /// It failed, and holds nothing that others wait for.
@@ -32,9 +32,8 @@ enum Asked {
 /// A request. Ready with the reply's bytes. Options that are given once it was polled change nothing.
 ///
 /// # Cancel safety
-/// Dropped before the request was sent, nothing happens, unless another thread used the context when this was polled first, or
-/// owns it: then the request may have been handed over, and is sent all the same. Dropped later, the request is handled and the
-/// reply is dropped when it comes.
+/// Dropped before the request was sent, nothing happens. Where another thread used the context when this was polled first, or owns
+/// it, that one sends it when it comes to it. Dropped later, the request is handled and the reply is dropped when it comes.
 ///
 /// # Examples
 /// ```
@@ -80,6 +79,23 @@ impl<'f, F: Face> Call<'f, F> {
 
     /// What the engine still has is the caller's again.
     fn take_back(&mut self) {
+        if matches!(self.state, State::Posted(..))
+            && let State::Posted(posted, handed) = std::mem::replace(&mut self.state, State::Ended)
+        {
+            self.payload = handed.withdraw();
+            // Without its payload it ends there.
+            match self.payload.is_some() {
+                true => self.state = State::Start,
+                false => match handed.end_of(posted) {
+                    Some((Asked::Sent(deposit, pending), _)) => self.state = State::Waiting(deposit, pending),
+                    Some((Asked::Failed(_), unsent @ Some(_))) => {
+                        // Begun anew it fails as it did.
+                        (self.payload, self.state) = (unsent, State::Start);
+                    }
+                    Some((Asked::Failed(_), None)) | None => {}
+                },
+            }
+        }
         if let State::Waiting(Some(deposit), _) = &self.state {
             self.payload = deposit.withdraw().map(Buffer::from);
         }
@@ -121,7 +137,7 @@ impl<'f, F: Face> Call<'f, F> {
     /// ```
     pub fn try_send(mut self) -> Result<Self, TrySendError<Buffer>> {
         self.take_back();
-        let may_begin = !matches!(self.state, State::Posted(_) | State::Ended);
+        let may_begin = !matches!(self.state, State::Posted(..) | State::Ended);
         if let Some(payload) = self.payload.take_if(|_| may_begin) {
             let pending = ask_or_not(self.face, &self.envelope, payload, self.deadline)?;
             self.state = State::Waiting(None, pending);
@@ -291,20 +307,35 @@ impl<F: Face> Call<'_, F> {
                     match asked {
                         Ok(asked) => asked,
                         Err(_) => {
-                            let (handle, envelope, mut payload) =
-                                (Handle::of(face), envelope.clone(), payload.take());
-                            this.state = State::Posted(face.post(move |scope| {
+                            let (handle, envelope) = (Handle::of(face), envelope.clone());
+                            let (handed, theirs) = Handed::over(payload.take());
+                            let posted = face.post(move |scope| {
+                                // If it was taken back, nobody asks what became of it.
+                                let mut payload = theirs.take();
                                 let asked = ask(scope, &envelope, &mut payload, || handle, deadline);
                                 (asked, payload)
-                            }));
+                            });
+                            this.state = State::Posted(posted, handed);
                             continue;
                         }
                     }
                 }
-                State::Posted(posted) => {
-                    let (asked, payload) = ready!(posted.poll(cx));
-                    this.payload = payload;
-                    asked
+                State::Posted(..) => {
+                    // What was asked how it has ended, or has panicked, is not asked again.
+                    let State::Posted(posted, handed) = std::mem::replace(&mut this.state, State::Ended)
+                    else {
+                        continue;
+                    };
+                    match posted.poll(cx) {
+                        Poll::Ready((asked, payload)) => {
+                            this.payload = payload;
+                            asked
+                        }
+                        Poll::Pending => {
+                            this.state = State::Posted(posted, handed);
+                            return Poll::Pending;
+                        }
+                    }
                 }
                 State::Waiting(..) => return Poll::Ready(Ok(())),
                 State::Ended => return Poll::Ready(Err(Fault::Shutdown.into())),

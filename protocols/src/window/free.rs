@@ -87,6 +87,8 @@ impl End {
                     let alarm = Alarm::new(handle.deadline_after(AGAIN));
                     match alarm.ended(handle).await {
                         Fault::DeadlineExceeded => {}
+                        // Not even for the alarm.
+                        Fault::OutOfMemory(_) => tokio::time::sleep(AGAIN).await,
                         fault => return Err(fault.into()),
                     }
                 }

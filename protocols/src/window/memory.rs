@@ -392,6 +392,8 @@ impl Memory {
         make: impl Fn(&[usize]) -> Arc<Memory>,
     ) -> Result<Option<Arc<Memory>>, RmaError> {
         let context = handle.me().context;
+        // Given up where the lock is not held any more: that may run what others have posted.
+        let mut spare = None;
         let mut views = lock(&self.views);
         let known = views.iter_mut().find(|view| view.keys.handle.me().context == context);
         let found = match (known, keys) {
@@ -402,14 +404,20 @@ impl Memory {
                 live
             }
             // Somebody else may have been quicker, whose keys serve as well.
-            (Some(known), _) => known.live.upgrade().unwrap_or_else(|| {
-                let live = make(&known.keys.keys);
-                known.live = Arc::downgrade(&live);
-                live
-            }),
+            (Some(known), keys) => {
+                spare = keys;
+                known.live.upgrade().unwrap_or_else(|| {
+                    let live = make(&known.keys.keys);
+                    known.live = Arc::downgrade(&live);
+                    live
+                })
+            }
         };
         // Under the lock: whoever frees it ends the views that are listed.
-        if self.alive.load(Ordering::SeqCst) { Ok(Some(found)) } else { Err(RmaError::NoSuchWindow(self.id)) }
+        let alive = self.alive.load(Ordering::SeqCst);
+        drop(views);
+        drop(spare);
+        if alive { Ok(Some(found)) } else { Err(RmaError::NoSuchWindow(self.id)) }
     }
 
     /// Nothing is started on it any more, whichever view of it this is. Returns the contexts through which it was used, or none
@@ -423,13 +431,16 @@ impl Memory {
         }
         self.end_in_context();
         let mut contexts = vec![self.handle.clone()];
+        let mut ended = Vec::new();
         for view in lock(&self.views).iter() {
             if let Some(live) = view.live.upgrade() {
                 live.alive.store(false, Ordering::SeqCst);
-                live.end_in_context();
+                ended.push(live);
             }
             contexts.push(view.keys.handle.clone());
         }
+        // Not under the lock: each may run what others have posted to its context.
+        ended.iter().for_each(|live| live.end_in_context());
         // Who still waits on a word of it, through whichever context, waits in vain.
         for context in self.handle.all_kin() {
             context.post_run(|scope| scope.wake_watchers());

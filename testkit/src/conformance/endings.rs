@@ -3,10 +3,11 @@
 use super::world::{Memory, at};
 use super::{Harness, Log, Message, Outbox, Probe, World};
 
-use posthaste_core::engine::{FifoOptions, Given, PatternError, Payload, ReplayStart, Rma, SendArgs};
-use posthaste_core::protocol::Flow;
+use posthaste_core::engine::{FifoOptions, Given, PatternError, Payload, ReplayStart, Rma, SendArgs, Wait};
+use posthaste_core::protocol::{Flow, ReplyTo};
 use posthaste_core::{Fault, Messager, ProtocolId, Rank, RegisterError, RmaError, SendError, Ticket};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 /// Operations of rank 0 towards rank 1, which does not advance; none of them can end well, but for a few sends.
 struct Pending {
@@ -308,6 +309,65 @@ pub fn what_would_write_ends_with_the_departure<H: Harness>(harness: H) {
     world.a_while();
     if others_write {
         assert_eq!(pending.memory.bytes(to, 0, 64), before, "a put was written after the departure");
+    }
+}
+
+/// Who departs amid a long message has nothing to say at length any more: its peers, who wait for the rest, would take it for another
+/// than it is. What it answers is short, or not told before its leave is.
+pub fn who_leaves_amid_a_long_message_begins_no_other<H: Harness>(harness: H) {
+    let mut world = World::with(harness, 2, |setup| setup.config.fifo_slots = 16);
+    let (leaves, stays) = (at(Rank(0)), at(Rank(1)));
+    let log = Log::default();
+    let long = world.record("long", &log);
+    let asked: Arc<Mutex<Vec<ReplyTo>>> = Arc::default();
+    let mut service = ProtocolId(0);
+    for rank in world.ranks() {
+        let asked = asked.clone();
+        let probe = Probe::new("asked", move |_, message| {
+            asked.lock().expect("no panic").extend(message.reply());
+        });
+        service = world.register(rank, probe);
+    }
+    let memory = world.memory(1 << 14);
+    let questions: Vec<_> = (0..2).map(|_| Message::new(leaves.rank, service, *b"?").request()).collect();
+    let mut outbox = Outbox::new(stays, questions);
+    world.until("it is asked", |world| {
+        outbox.pump(world);
+        asked.lock().expect("no panic").len() == 2
+    });
+    world.pause(stays.rank);
+    // More than there is room for, and a put behind it that ends all of it.
+    let len = 64 * world.caps().max_eager.max(2000);
+    let args = SendArgs { target: stays, protocol: long, cookie: 0, info: &[], relaxed: false };
+    let given = world.enter(leaves, |scope| {
+        let payload = Payload::Owned(vec![3; len].into());
+        scope.give(&args, payload).map(Given::leave).map_err(|(error, _)| error)
+    });
+    assert!(given.is_ok(), "{given:?}");
+    let put = Rma::Put(Payload::Owned(bytes::Bytes::from(vec![5; 3000])));
+    let _put = world.access(&memory, leaves.rank, stays.rank, 0, put);
+    world.enter(leaves, |scope| {
+        scope.depart();
+        let answers = std::mem::take(&mut *asked.lock().expect("no panic"));
+        for (to, len) in answers.into_iter().zip([len, 5]) {
+            scope.reply(to, Ok(Payload::Owned(vec![8; len].into())));
+        }
+        let payload = Payload::Owned(vec![4; len].into());
+        let _refused_or_sent = scope.send(&args, payload, Wait::Never).map(drop).map_err(|(error, _)| error);
+    });
+    world.resume(stays.rank);
+    world.until("the short answer comes", |world| {
+        outbox.pump(world);
+        outbox.answers.contains_key(&1)
+    });
+    world.a_while();
+    for rank in [leaves.rank, stays.rank] {
+        assert_eq!(world.errors(rank), [], "{rank} takes an honest peer for another");
+    }
+    // What came is whole: the one that was begun before, or the one that was tried behind it.
+    for message in log.of(leaves, stays) {
+        let alike = message.bytes.iter().all(|byte| *byte == message.bytes[0]);
+        assert!(message.bytes.len() == len && alike, "parts of a message");
     }
 }
 

@@ -220,6 +220,7 @@ macro_rules! conformance_suite {
             endings::long_accesses_to_a_lost_peer_end_once,
             endings::a_clean_leave_is_told_apart,
             endings::what_would_write_ends_with_the_departure,
+            endings::who_leaves_amid_a_long_message_begins_no_other,
             endings::who_departs_goes_on_to_answer,
             endings::a_replay_of_a_fifo_ends_with_the_departure,
             endings::a_long_message_ends_with_the_departure,

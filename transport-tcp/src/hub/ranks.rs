@@ -28,12 +28,14 @@ impl Hub {
             table.admitted.retain(|(_, other), _| *other != rank);
             table.unaware.retain(|(_, other)| *other != rank);
             // Under the lock: an attempt to connect that finds this address finds itself given up, too.
-            self.book.set(rank, address);
+            self.book.enter(rank, address);
             if lock(&self.news).is_none() {
                 table.news.push((rank, event));
-                return;
+                drop(table);
+                return self.book.tell();
             }
         }
+        self.book.tell();
         self.moved.notify_waiters();
         self.attempt_ended();
         self.tell(rank, event);

@@ -224,12 +224,12 @@ impl Tx {
         moved
     }
 
-    /// Whether something waits that could be written if it were tried.
+    /// Whether something waits that could be written if it were tried: of a long put, which no event of the kernel's would wake
+    /// anybody for as long as it has room, the rest.
     pub fn could_write(&self) -> bool {
-        self.touched.iter().any(|&index| {
-            self.links[index]
-                .as_ref()
-                .is_some_and(|link| link.can_write() && !link.blocked && !link.is_flushed())
+        self.touched.iter().filter_map(|&index| self.links[index].as_ref()).any(|link| {
+            let waits = matches!(link.job, Some(Job::Put { .. })) || !link.is_flushed();
+            waits && link.can_write() && !link.blocked
         })
     }
 

@@ -39,7 +39,9 @@ impl Tx {
         let blocked = match link.job {
             None => false,
             Some(Job::Put { .. }) => true,
-            Some(Job::Get { .. }) => matches!(descriptor.protocol.0, wire::PUT | wire::GET),
+            Some(Job::Get { .. }) => {
+                descriptor.is_access() || matches!(descriptor.protocol.0, wire::PUT | wire::GET)
+            }
         };
         let lent = len >= LONG && descriptor.source_kind == SourceKind::Borrowed;
         if tight || blocked || lent {

@@ -371,8 +371,17 @@ impl Scope<'_> {
         let waiting = all.filter(|&(key, extra)| meant(key, extra));
         let waiting: Vec<_> = waiting.filter_map(|(key, extra)| Some((key, until(extra)?))).collect();
         let mut tickets = Vec::new();
-        for (key, until) in waiting {
-            let ticket = self.operation(None)?;
+        for _ in &waiting {
+            match self.operation(None) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(fault) => {
+                    // None of them is begun, or all are.
+                    tickets.into_iter().for_each(|ticket| self.state.completer.give_up(ticket));
+                    return Err(fault);
+                }
+            }
+        }
+        for ((key, until), ticket) in waiting.into_iter().zip(tickets.iter().copied()) {
             let State { fifos, completer, .. } = &mut *self.state;
             let drains = &mut fifos.all[key].drains;
             drains.push_back((until, ticket), completer);
@@ -383,7 +392,6 @@ impl Scope<'_> {
                 }
                 drains.swap(at - 1, at);
             }
-            tickets.push(ticket);
         }
         Ok(tickets)
     }

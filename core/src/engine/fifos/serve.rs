@@ -131,6 +131,10 @@ impl Scope<'_> {
         if !self.state.is_announced(index, front) {
             return None;
         }
+        let own_turn = self.state.peer(index).turn == Some(key);
+        if self.state.peer(index).torn && !own_turn && self.state.cannot_be_mixed(index, front) {
+            return Some(Some(Err(Fault::Shutdown)));
+        }
         // It goes out now: a flush that was asked for meanwhile, as what lay before it in the FIFO was out, is ahead of it.
         self.state.peer(index).unflushed = true;
         if front.op == Op::Jump {

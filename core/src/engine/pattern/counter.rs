@@ -294,14 +294,17 @@ impl State {
 
 impl Scope<'_> {
     /// A ticket that ends when the payloads of a replay have been read, or with what some of them could not be for; `None` if they
-    /// have.
+    /// have, or if the whole replay has ended: its own ticket tells how.
     ///
     /// # Errors
-    /// If all completion slots are in use, or the context is closed.
+    /// If some of them could not be read; if all completion slots are in use, or the context is closed.
     pub fn replay_read(&mut self, replay: ReplayId) -> Result<Option<Ticket>, Fault> {
-        let waits = self.state.replaying.replays.get(replay.key as usize);
-        if !waits.is_some_and(|replaying| replaying.generation == replay.generation && replaying.unread > 0) {
+        let Some(replaying) = self.state.replaying.replays.get(replay.key as usize) else { return Ok(None) };
+        if replaying.generation != replay.generation {
             return Ok(None);
+        }
+        if replaying.unread == 0 {
+            return replaying.fault.map_or(Ok(None), Err);
         }
         let ticket = self.operation(None)?;
         let replaying = &mut self.state.replaying.replays[replay.key as usize];

@@ -135,6 +135,12 @@ pub(super) fn distinct(len: u64, size: u64) -> Result<u64, TransferError> {
     if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
 }
 
+/// Whether a layout has more bytes than the memory, and so some of them more than once.
+#[inline]
+pub(super) fn repeats(layout: &Layout<'_>, len: u64) -> bool {
+    layout.size().is_none_or(|size| size > len)
+}
+
 /// A program, if its owner reads one that is so long.
 pub(super) fn readable(program: Vec<u8>) -> Result<Vec<u8>, TransferError> {
     let len = program.len();

@@ -2,7 +2,7 @@
 
 use super::super::{Element, Stage};
 use super::There;
-use super::ask::{Asked, distinct, readable};
+use super::ask::{Asked, distinct, readable, repeats};
 use crate::datatype::{
     Datatype, Layout, Machine, Thresholds, TypedError, checked, chunk, pack, redistribute_with,
 };
@@ -113,6 +113,9 @@ impl<'w, S: Element> GetTyped<'w, S> {
     fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
         let (from, to) = (self.from.layout(), self.to.layout());
         let (memory, part) = (self.there.memory, self.there.part()?);
+        if repeats(&from, part.len) {
+            distinct(part.len, checked((&to, into.len() as u64), (&from, part.len))?)?;
+        }
         let aim = memory.aim_within(part, 0, part.len);
         let copy = |source| redistribute_with(&self.thresholds, &mut *into, &to, source, &from);
         if let Some(copied) = aim.and_then(|aim| aim.reach(copy)) {
@@ -121,7 +124,6 @@ impl<'w, S: Element> GetTyped<'w, S> {
         }
         let all = checked((&to, into.len() as u64), (&from, part.len))?;
         if memory.waits_for_turn(part) {
-            let all = distinct(part.len.max(into.len() as u64), all)?;
             let (mut machine, rank) = (Machine::new(&from)?, part.rank);
             let packed = move |source: SharedSlice| {
                 let packed = pack(&[], &mut machine, source, all).map_err(|_| Fault::NoSuchMemory(rank))?;
