@@ -265,7 +265,7 @@ fn a_replay_that_has_ended_badly_before_its_task_asks_tells_so() {
     run(2, Setup::tiny(), async |member| {
         let handle = member.client.contexts()[0].clone();
         let (note, _notes) = register_stream(&*member.client, handle.clone(), "note").unwrap();
-        let region = Region::allocate(&*member.client, 8).await.unwrap();
+        let region = Region::allocate(&member.client, 8).await.unwrap();
         member.collectives.world().barrier().await.unwrap();
         if member.rank == Rank(1) {
             // It is killed before it takes anything in.
