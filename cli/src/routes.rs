@@ -24,6 +24,7 @@ pub fn main(as_json: bool) -> i32 {
             );
             2
         }
+        Err(error @ Error::Join(JoinError::Environment(_))) => fail(&error, 2),
         Err(error) => fail(&error, 1),
     }
 }

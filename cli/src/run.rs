@@ -113,6 +113,12 @@ pub fn main(args: &Args) -> i32 {
         Err(error) => return fail(&error, USAGE),
     };
     let ranks = args.ranks.or(hosts.as_ref().map(Hosts::slots)).unwrap_or(1);
+    if !(1..=4096).contains(&ranks) {
+        complain(format!(
+            "a job has 1 to 4096 ranks, and the hosts of the list have {ranks} slots: choose with -n"
+        ));
+        return USAGE;
+    }
     let launch = match prepare(Launch::program(program), ranks, args.clients, args.contexts) {
         Ok(launch) => launch,
         Err(error) => return fail(&error, USAGE),

@@ -83,7 +83,9 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     let several = dir.join(format!("posthaste-several-{}", std::process::id()));
     std::fs::write(&hosts, "alpha slots=two\n").unwrap();
     std::fs::write(&several, "localhost\n127.0.0.1\n").unwrap();
-    let (hosts, several) = (hosts.to_str().unwrap(), several.to_str().unwrap());
+    let many = dir.join(format!("posthaste-many-{}", std::process::id()));
+    std::fs::write(&many, "localhost slots=4000\n127.0.0.1 slots=4000\n").unwrap();
+    let [hosts, several, many] = [&hosts, &several, &many].map(|path| path.to_str().unwrap());
     for (args, told) in [
         (&["-n", "4", "--nodes", "2", "--device", "shm"][..], "--device shm reaches no rank of another node"),
         (
@@ -98,6 +100,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         (&["--hosts", "/nonexistent/list"], "/nonexistent/list cannot be read"),
         (&["--hosts", hosts], "line 1: `slots=two` is not understood"),
         (&["--hosts", hosts, "--nodes", "2"], "cannot be used with"),
+        (&["--hosts", many], "a job has 1 to 4096 ranks, and the hosts of the list have 8000 slots"),
     ] {
         let out = run(&[args, &["--", "/bin/echo", "started"]].concat());
         let err = text(&out.stderr);
@@ -106,6 +109,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     }
     std::fs::remove_file(hosts).unwrap();
     std::fs::remove_file(several).unwrap();
+    std::fs::remove_file(many).unwrap();
 }
 
 #[test]

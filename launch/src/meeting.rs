@@ -194,7 +194,7 @@ pub enum MeetingError {
         said: String,
     },
     /// The operating system refused something.
-    #[error("cannot {what}")]
+    #[error("cannot {what}: {source}")]
     System {
         /// What.
         what: &'static str,

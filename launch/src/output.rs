@@ -53,6 +53,8 @@ const SUCCESSION: Duration = Duration::from_millis(500);
 /// As many bytes as a pipe holds at most, unless its system has been told otherwise: what a rank has printed before its end is
 /// among so many that are read after it.
 const MOST_IN_A_PIPE: u64 = 1 << 20;
+/// Bytes that are read at once.
+const BUFFER: usize = 8 << 10;
 /// How often whoever waits for the readers looks at them.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -78,15 +80,19 @@ struct Reader {
     given_up: bool,
     /// Since when it waits for something to read; none while what it has read is passed on, however slow that is taken.
     idle: Option<Instant>,
+    /// When it last had passed on all that there was.
+    emptied: Option<Instant>,
+    /// Its last read had room for more.
+    short: bool,
     /// Bytes that were read.
     read: u64,
 }
 
 impl Reader {
-    /// Whether what it reads is no rank's any more: all of those have ended by `end`, when it had read so many bytes.
-    fn is_left_behind(&self, end: Instant, before: u64, most: Duration) -> bool {
-        let idle = self.idle.is_some_and(|since| since.max(end).elapsed() >= most);
-        idle || self.read - before > MOST_IN_A_PIPE
+    /// Whether it has passed on all that ranks have written, which had ended by `end`.
+    fn is_through(&self, end: Instant) -> bool {
+        let idle = self.idle.is_some_and(|since| since.max(end).elapsed() >= LOOK);
+        idle || self.emptied.is_some_and(|at| at >= end)
     }
 }
 
@@ -172,9 +178,10 @@ impl Readers {
         let (end, mut active) = (Instant::now(), lock(&self.active));
         let before: Vec<(u64, u64)> =
             active.readers.iter().map(|reader| (reader.number, reader.read)).collect();
-        let left_behind = |reader: &Reader| {
-            let before = before.iter().find(|(number, _)| *number == reader.number);
-            reader.is_left_behind(end, before.map_or(0, |(_, read)| *read), most)
+        // Since when a reader has been through with what ranks have written. Who goes on writing is none of them.
+        let mut through: Vec<(u64, Instant)> = Vec::new();
+        let of = |list: &[(u64, Instant)], reader: &Reader| {
+            list.iter().find(|(number, _)| *number == reader.number).map(|(_, since)| *since)
         };
         let mut until = None;
         while !active.readers.is_empty() {
@@ -183,6 +190,16 @@ impl Readers {
                 Hurry::Some if *until.get_or_insert_with(|| Instant::now() + most) > Instant::now() => {}
                 Hurry::Some | Hurry::Great => return,
             }
+            for reader in active.readers.iter().filter(|reader| reader.is_through(end)) {
+                if of(&through, reader).is_none() {
+                    through.push((reader.number, Instant::now()));
+                }
+            }
+            let left_behind = |reader: &Reader| {
+                let before = before.iter().find(|(number, _)| *number == reader.number);
+                of(&through, reader).is_some_and(|since| since.elapsed() >= most)
+                    || reader.read - before.map_or(0, |(_, read)| *read) > MOST_IN_A_PIPE
+            };
             if active.readers.iter().all(left_behind) {
                 tracing::warn!(
                     "a process left behind by a rank still holds its output; no longer waiting for it"
@@ -198,8 +215,19 @@ impl Readers {
     fn note(&self, number: u64, read: Option<usize>) {
         let mut active = lock(&self.active);
         if let Some(reader) = active.readers.iter_mut().find(|reader| reader.number == number) {
-            reader.idle = if read.is_none() { Some(Instant::now()) } else { None };
-            reader.read += read.unwrap_or(0) as u64;
+            let now = Instant::now();
+            match read {
+                None => {
+                    reader.idle = Some(now);
+                    if reader.short {
+                        reader.emptied = Some(now);
+                    }
+                }
+                Some(read) => {
+                    (reader.idle, reader.short) = (None, read < BUFFER);
+                    reader.read += read as u64;
+                }
+            }
         }
     }
 
@@ -228,7 +256,8 @@ impl Readers {
             let mut active = lock(&self.active);
             active.begun += 1;
             let number = active.begun;
-            let reader = Reader { rank, stream, number, given_up: false, idle: None, read: 0 };
+            let (given_up, idle, emptied, short, read) = (false, None, None, false, 0);
+            let reader = Reader { rank, stream, number, given_up, idle, emptied, short, read };
             active.readers.push(reader);
             reader
         };
@@ -237,7 +266,7 @@ impl Readers {
             move || {
                 let readers = &reading.readers;
                 readers.succeed(reader);
-                let mut buffer = vec![0; 8 << 10];
+                let mut buffer = vec![0; BUFFER];
                 loop {
                     readers.note(reader.number, None);
                     let read = from.read(&mut buffer);

@@ -91,15 +91,25 @@ fn captured_output_is_whole_and_separate() {
 
 #[test]
 fn a_process_left_behind_does_not_hold_the_job() {
+    // Nor does one that says something now and then, or again and again.
+    for does in
+        ["sleep 100", "(while :; do echo here; sleep 0.5; done)", "(while :; do echo here; sleep 0.01; done)"]
+    {
+        left_behind(does);
+    }
+}
+
+fn left_behind(does: &str) {
     let _dog = watchdog();
-    let job = job_of_shell("sleep 100 & echo $!; exit 0")
+    let job = job_of_shell(&format!("{does} & echo $!; exit 0"))
         .stdout(Output::Capture)
         .grace(Duration::from_millis(100))
         .spawn()
         .unwrap();
     let outcome = job.wait();
     let left = String::from_utf8(job.output(0).0).unwrap();
-    let pid = rustix::process::Pid::from_raw(left.trim().parse().unwrap()).unwrap();
+    let number = left.lines().find(|line| *line != "here").expect("its number");
+    let pid = rustix::process::Pid::from_raw(number.trim().parse().unwrap()).unwrap();
     rustix::process::kill_process(pid, posthaste_launch::Signal::KILL).unwrap();
     assert!(outcome.success());
 }

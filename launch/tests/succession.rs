@@ -215,6 +215,19 @@ fn whoever_serves_may_leave_before_anybody_else_listens() {
 }
 
 #[test]
+fn whoever_does_not_answer_is_not_waited_for_and_another_is_asked() {
+    let _dog = watchdog();
+    let (_place, seats) = job(6, |_, place| place);
+    let mut ears: Vec<_> = seats.into_iter().map(Ear::new).collect();
+    // Ranks 1, 2 and 3 are asked, and compute.
+    ears[4].stand_by(&alive());
+    ears[0].knows_standbys(1);
+    // Late is better than never.
+    ears[2].stand_by(&alive());
+    ears[0].knows_standbys(2);
+}
+
+#[test]
 fn who_cannot_serve_says_so_and_another_is_asked() {
     let _dog = watchdog();
     let (place, seats) = job(6, |_, place| place);

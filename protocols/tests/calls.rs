@@ -316,3 +316,23 @@ fn what_another_thread_has_begun_tells_how_it_failed() {
         }
     });
 }
+
+/// So is what a multicast has left to whoever is at the context.
+#[test]
+fn a_multicast_that_waits_for_the_context_is_given_up_and_not_sent() {
+    run(2, Setup::new(), async |member| {
+        let (note, mut notes) = register_stream(&*member.client, handle(&member), "note").unwrap();
+        let world = member.collectives.world();
+        world.barrier().await.unwrap();
+        if member.rank == Rank(0) {
+            let given_up = handle(&member).enter(|_| {
+                let mut many = note.multicast([Rank(0), Rank(1)], "given up");
+                poll_once(&mut many).is_pending()
+            });
+            assert!(matches!(given_up, Ok(true)));
+            note.multicast([Rank(0), Rank(1)], "sent").await.unwrap();
+        }
+        assert_eq!(notes.recv().await.unwrap().text(), "sent");
+        world.barrier().await.unwrap();
+    });
+}

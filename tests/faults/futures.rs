@@ -198,6 +198,10 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
         let service = job.service("echo", |bytes: Vec<u8>| async move { bytes }).unwrap();
         job.barrier().await.unwrap();
         let peer = Rank(1 - job.rank().0);
+        // Pages that can be had at once.
+        let pages = || std::iter::from_fn(|| page.loan(40_000)).count();
+        let before = pages();
+        job.barrier().await.unwrap();
         for number in 0..300 {
             page.send(peer, sealed(number, 40_000)).await.unwrap();
         }
@@ -216,6 +220,9 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
             soon("a send", page.send(peer, sealed(number, 40_000))).await.unwrap();
         }
         until("the messages", || arrived.value() >= 350).await;
+        job.barrier().await.unwrap();
+        // All but those of the leases that the other side forgot.
+        until("the pages", || pages() + 30 >= before).await;
         job.barrier().await.unwrap();
         assert_eq!(job.stats().panics, 0);
     });

@@ -2,7 +2,7 @@
 
 use crate::support::{is_payload, options, payload, run, sealed, soon, unseal, until};
 use bytes::Bytes;
-use posthaste::{ContextId, Endpoint, Message, OwnedMessage, Rank, Scope};
+use posthaste::{ContextId, Endpoint, Message, OwnedMessage, Rank, Scope, TrySendError};
 use std::sync::{Arc, Mutex};
 
 /// Bytes of shared memory that this process has mapped and touched.
@@ -200,23 +200,25 @@ fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let sent = word.load(0).unwrap();
-            assert!((4..256).contains(&sent), "{sent} loans");
+            assert!((2..256).contains(&sent), "{sent} loans");
             soon("the loans", arrived.reach(1 + sent)).await;
             assert_eq!(job.stats().panics, 0);
         } else {
             job.barrier().await.unwrap();
             let all: Vec<_> = std::iter::from_fn(|| message.loan(LEN)).collect();
-            let lent = all.len() as u64;
-            for (number, loan) in all.into_iter().enumerate() {
-                loan.memory().write_u64(0, number as u64);
-                loan.memory().write_u64(LEN - 8, !(number as u64));
-                soon("a loan", message.send(Rank(1), loan).info(&[number as u8])).await.unwrap();
-                assert!(
-                    message.loan(LEN).is_none(),
-                    "loan {number} of {lent} was sent, and its memory is free"
-                );
+            // As many as may be with one receiver.
+            let mut sent = 0;
+            for loan in all {
+                loan.memory().write_u64(0, sent);
+                loan.memory().write_u64(LEN - 8, !sent);
+                match message.send(Rank(1), loan).info(&[sent as u8]).try_send() {
+                    Ok(()) => sent += 1,
+                    Err(TrySendError::Full(_)) => break,
+                    Err(error) => panic!("{error}"),
+                }
+                assert!(message.loan(LEN).is_none(), "after {sent} loans there is memory");
             }
-            word.put(Rank(1), 0, lent).await.unwrap();
+            word.put(Rank(1), 0, sent).await.unwrap();
             until("all of it", || message.loan(LEN).is_some()).await;
         }
         job.barrier().await.unwrap();

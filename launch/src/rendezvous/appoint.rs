@@ -1,11 +1,24 @@
 //! Whom a rank that serves has stand by, in case it ends without a word.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use crate::rendezvous::handover::stays;
 use crate::rendezvous::member::{Member, State};
 use crate::rendezvous::server::Server;
 use crate::rendezvous::wire::STANDBYS;
+
+/// How long one that was asked has to answer before another is asked in its place. It is heard all the same when it does: a rank
+/// that computes answers late.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Member {
+    /// Until when its answer is waited for.
+    pub(crate) fn is_awaited(&self, now: Instant) -> Option<Instant> {
+        let until = self.asked_to_stand_by? + PATIENCE;
+        (until > now && stays(self)).then_some(until)
+    }
+}
 
 impl Server {
     /// Asks ranks to stand by, as long as there are too few; the launcher, with whom the ranks end, asks nobody. Whoever leaves
@@ -13,8 +26,9 @@ impl Server {
     pub(crate) fn appoint(&mut self) {
         let may = self.ending.is_none() && self.standing.is_none() && self.is_without_successor();
         let Some(own) = self.served_by().filter(|_| may) else { return };
+        let now = Instant::now();
         loop {
-            let asked = |member: &&Member| member.asked_to_stand_by && stays(member);
+            let asked = |member: &&Member| member.is_awaited(now).is_some();
             let asked = self.members.iter().filter(asked).count();
             // Those who have moved to one that is gone by now do not come back.
             let standing_by = match self.handover {
@@ -28,14 +42,14 @@ impl Server {
             let able = |member: &&mut Member| {
                 member.state == State::Watching
                     && stays(member)
-                    && !member.asked_to_stand_by
+                    && member.asked_to_stand_by.is_none()
                     && !member.unable
                     && member.rank.is_some_and(|rank| rank != own && !standing(rank))
             };
             let Some(next) = self.members.iter_mut().filter(able).min_by_key(|member| member.rank) else {
                 return;
             };
-            next.asked_to_stand_by = true;
+            next.asked_to_stand_by = Some(now);
             next.ask_to_stand_by(self.gathering.gone(), self.gathering.roster());
         }
     }
@@ -44,7 +58,7 @@ impl Server {
     pub(crate) fn stands_by(&mut self, at: usize, place: Option<SocketAddr>) {
         let member = &mut self.members[at];
         let asked = std::mem::take(&mut member.asked_to_stand_by);
-        let Some(rank) = member.rank.filter(|_| asked) else { return };
+        let Some(rank) = member.rank.filter(|_| asked.is_some()) else { return };
         match place {
             Some(place) => {
                 tracing::debug!(rank, %place, "stands by to serve the news");

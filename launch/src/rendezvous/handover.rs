@@ -113,7 +113,7 @@ impl Server {
             _ => {
                 self.appoint();
                 let coming = |member: &Member| {
-                    stays(member) && (member.state != State::Watching || member.asked_to_stand_by)
+                    stays(member) && (member.state != State::Watching || member.asked_to_stand_by.is_some())
                 };
                 !self.members.iter().any(coming) && !expecting
             }

@@ -50,8 +50,8 @@ pub(crate) struct Member {
     /// It may say that it hears them elsewhere: it has been told so once, or has come from another server and may find that
     /// this is none to stay at.
     pub(crate) may_move: bool,
-    /// It has been asked to stand by, and has not answered.
-    pub(crate) asked_to_stand_by: bool,
+    /// When it was asked to stand by, if it has not answered.
+    pub(crate) asked_to_stand_by: Option<Instant>,
     /// It has answered that it cannot.
     pub(crate) unable: bool,
     /// It hears them there: its end here is no news.
@@ -133,7 +133,7 @@ impl Member {
             died: false,
             told_to_move: false,
             may_move: hello.moves.is_some(),
-            asked_to_stand_by: false,
+            asked_to_stand_by: None,
             unable: false,
             moved: false,
         }

@@ -296,6 +296,7 @@ impl Server {
             .into_iter()
             .chain(self.gathering.deadline())
             .chain(self.members.iter().filter_map(|member| member.closing))
+            .chain(self.members.iter().filter_map(|member| member.is_awaited(now)))
             .chain(self.closed_until)
             .chain(self.ending)
             .chain(self.handover.as_ref().map(|handover| handover.deadline(now)))

@@ -170,10 +170,11 @@ impl Hub {
             way.notice(&mut groups[at], at, operation, place, notice);
         }
         let group = &state.groups[at];
+        let id = group.membership.id;
         // The first that has to wait again asks again, if nobody has; those behind it need not.
         for operation in parked.min(before + WINDOW)..group.next() {
             state = self.resume(scope, state, at, operation);
-            let Some(member) = state.groups.get(at).map(|group| &group.others[place]) else { return };
+            let Some(member) = state.group_of(at, id).map(|group| &group.others[place]) else { return };
             if member.asked && operation >= member.started + WINDOW {
                 break;
             }
@@ -246,8 +247,7 @@ impl Hub {
                 });
                 let children: Vec<_> = groups.map(|(at, group)| (at, group.membership.id)).collect();
                 for (at, child) in children {
-                    // The lock may be given up meanwhile, and another group be where one was.
-                    if state.groups.get(at).is_some_and(|group| group.membership.id == child) {
+                    if state.group_of(at, child).is_some() {
                         state = self.break_from(scope, state, at, 0, cause);
                     }
                 }

@@ -366,6 +366,11 @@ impl State {
         self.left.retain(|(left, ..)| *left != id);
     }
 
+    /// The group that was there, if it still is: whoever gave the lock up meanwhile may find another in its place.
+    pub fn group_of(&self, at: usize, id: u64) -> Option<&GroupState> {
+        self.groups.get(at).filter(|group| group.membership.id == id)
+    }
+
     /// Removes a group that nobody here can name any more.
     pub fn remove(&mut self, at: usize) -> Option<GroupState> {
         let group = self.groups.try_remove(at)?;

@@ -130,10 +130,14 @@ impl Hub {
     ) -> Guard<'g> {
         let Some(group) = state.groups.get_mut(at) else { return state };
         let Some(boards) = group.near.boards.clone() else { return state };
+        let id = group.membership.id;
         group.learn_from_boards();
         let board = &boards.board;
         board.ask();
         for place in (0..board.members()).filter(|place| *place != board.me()) {
+            if state.group_of(at, id).is_none() {
+                break;
+            }
             let Some(entry) = board.look(place, operation) else { continue };
             if entry.len == Entry::ELSEWHERE {
                 state = self.take_laid_out(

@@ -64,6 +64,9 @@ pub(super) struct Plan {
     pub regular: Option<Regular>,
     /// Blocks that may still come of unrolling.
     spare: u64,
+    /// The leaves that are routines so many times, at that stride, while the plan is made: a program may name the same again and
+    /// again.
+    loops: HashMap<(usize, u64, i64), usize>,
 }
 
 /// Equal blocks at equal distances.
@@ -111,6 +114,7 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
     unrolled: None,
     regular: None,
     spare: 0,
+    loops: HashMap::new(),
 });
 
 /// How many blocks these items begin with.
@@ -130,9 +134,18 @@ fn pitch(blocks: &[Block]) -> Option<i64> {
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
         let (leaves, routines, sizes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut plan =
-            Plan { leaves, routines, sizes, main: 0, unrolled: None, regular: None, spare: UNROLL_FREE };
+        let mut plan = Plan {
+            leaves,
+            routines,
+            sizes,
+            main: 0,
+            unrolled: None,
+            regular: None,
+            spare: UNROLL_FREE,
+            loops: HashMap::new(),
+        };
         plan.main = plan.lower(body, &mut HashMap::new());
+        plan.loops = HashMap::new();
         if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
             && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
             && let [block] = blocks[..]
@@ -227,8 +240,11 @@ impl Plan {
         if once.count == 1 {
             // What is known of the blocks stays known: a program may name the same ones any number of times.
             let again = Leaf { blocks: once.blocks.clone(), count, stride, ..*once };
-            self.leaves.push(again);
-            return Step::Leaf { leaf: self.leaves.len() - 1, offset: offset + inner };
+            let leaf = *self.loops.entry((routine, count, stride)).or_insert_with(|| {
+                self.leaves.push(again);
+                self.leaves.len() - 1
+            });
+            return Step::Leaf { leaf, offset: offset + inner };
         }
         let (in_all, own) = (once.blocks_in_all(), once.count);
         if in_all <= UNROLL_MAX && count > own && self.affords(in_all) {

@@ -13,7 +13,7 @@ pub use recording::RestartableSend;
 
 use crate::buffer::Buffer;
 use crate::operation::Pending;
-use crate::send::{Envelope, Step, own, start};
+use crate::send::{Envelope, Handed, Step, own, start};
 use crate::within::Alarm;
 use bytes::Bytes;
 use posthaste_core::budget;
@@ -73,7 +73,11 @@ struct Leg {
 #[derive(Debug)]
 enum Stage {
     Start,
-    Posted(Posted<Step>),
+    /// Taken back when it is given up; none of what was.
+    Posted {
+        posted: Posted<Option<Step>>,
+        _handed: Handed<Bytes>,
+    },
     Queued(Pending),
     /// The engine has it until there is credit and room. It is taken back before its operation is given up.
     Kept {
@@ -342,10 +346,13 @@ impl<'f, F: Face> Multisend<'f, F> {
         }
         for leg in legs.iter_mut().filter(|leg| starts(leg)) {
             let (mut envelope, handle) = (envelope.clone(), Handle::of(face));
-            let (target, payload) = (leg.target, leg.payload.clone());
-            let posted =
-                move |scope: &mut Scope<'_>| begin(scope, &mut envelope, cookie, target, payload, || handle);
-            leg.stage = Stage::Posted(face.post(posted));
+            let target = leg.target;
+            let (handed, theirs) = Handed::over(Some(leg.payload.clone()));
+            let posted = move |scope: &mut Scope<'_>| {
+                let payload = theirs.take()?;
+                Some(begin(scope, &mut envelope, cookie, target, payload, || handle))
+            };
+            leg.stage = Stage::Posted { posted: face.post(posted), _handed: handed };
         }
     }
 }
@@ -355,7 +362,10 @@ fn look<F: Face>(face: &F, leg: &mut Leg, cx: &mut Context<'_>) -> Poll<Result<(
     match &mut leg.stage {
         Stage::Start => Poll::Ready(Ok(())),
         Stage::Over => Poll::Ready(Ok(())),
-        Stage::Posted(posted) => posted.poll(cx).map(|step| Stage::of(step).map(|stage| leg.stage = stage)),
+        Stage::Posted { posted, .. } => posted.poll(cx).map(|step| {
+            leg.stage = step.map_or(Ok(Stage::Over), Stage::of)?;
+            Ok(())
+        }),
         Stage::Queued(pending) | Stage::Kept { pending, .. } => pending.poll(face, cx).map(|outcome| {
             leg.stage = Stage::Over;
             outcome.map(|_| ()).map_err(SendError::from)

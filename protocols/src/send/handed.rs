@@ -1,6 +1,5 @@
 //! A payload in the hands of whoever is at the context.
 
-use crate::buffer::Buffer;
 use posthaste_core::context::Posted;
 use posthaste_core::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -8,27 +7,27 @@ use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 
 #[derive(Debug)]
-enum Cell {
-    Waits(Option<Buffer>),
+enum Cell<T> {
+    Waits(Option<T>),
     TakenBack,
     BegunBy(ThreadId),
 }
 
 /// A payload that waits for whoever is at the context to begin with it. Dropped before that, it is taken back: nothing is sent.
 #[derive(Debug)]
-pub(crate) struct Handed(Arc<Mutex<Cell>>);
+pub(crate) struct Handed<T>(Arc<Mutex<Cell<T>>>);
 
 /// What that one has of it.
-pub(crate) struct Theirs(Arc<Mutex<Cell>>);
+pub(crate) struct Theirs<T>(Arc<Mutex<Cell<T>>>);
 
-impl Handed {
-    pub fn over(payload: Option<Buffer>) -> (Handed, Theirs) {
+impl<T> Handed<T> {
+    pub fn over(payload: Option<T>) -> (Handed<T>, Theirs<T>) {
         let cell = Arc::new(Mutex::new(Cell::Waits(payload)));
         (Handed(cell.clone()), Theirs(cell))
     }
 
     /// Takes it back. `None`: it was begun with.
-    pub fn withdraw(&self) -> Option<Buffer> {
+    pub fn withdraw(&self) -> Option<T> {
         let mut cell = lock(&self.0);
         match &mut *cell {
             Cell::Waits(payload) => {
@@ -56,15 +55,15 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl<T> Drop for Handed<T> {
     fn drop(&mut self) {
         drop(self.withdraw());
     }
 }
 
-impl Theirs {
+impl<T> Theirs<T> {
     /// Begins with it. `None`: it was taken back.
-    pub fn take(self) -> Option<Buffer> {
+    pub fn take(self) -> Option<T> {
         let mut cell = lock(&self.0);
         match std::mem::replace(&mut *cell, Cell::BegunBy(std::thread::current().id())) {
             Cell::Waits(payload) => payload,

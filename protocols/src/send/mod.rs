@@ -202,7 +202,7 @@ enum State {
     /// Sequential: it has to wait for those before it.
     Line(Option<InLine>),
     Start,
-    Posted(Posted<(Step, Option<Buffer>)>, Handed),
+    Posted(Posted<(Step, Option<Buffer>)>, Handed<Buffer>),
     Queued(Pending),
     /// The engine has it until there is credit and room. It is taken back before its operation is given up.
     Kept(Deposit, Pending),

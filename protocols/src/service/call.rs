@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Debug)]
 enum State {
     Start,
-    Posted(Posted<(Asked, Option<Buffer>)>, Handed),
+    Posted(Posted<(Asked, Option<Buffer>)>, Handed<Buffer>),
     /// For the answer. As long as there is no credit or room for the request, the engine has that.
     Waiting(Option<Deposit>, Pending),
     /// It failed, and holds nothing that others wait for.

@@ -118,6 +118,8 @@ impl<T: Element> Window<T> {
     /// # }
     /// ```
     pub fn load_slice(&self, index: usize, into: &mut [T]) -> Result<(), RmaError> {
+        // Whoever frees the window waits for the end of this: what is given back is not to be touched, and so taken, again.
+        let _amid = self.memory.gates.pass();
         self.own_slice(index, into.len())?.read(into.as_mut_bytes());
         Ok(())
     }
@@ -151,6 +153,8 @@ impl<T: Element> Window<T> {
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
         let mut values = vec![T::new_zeroed(); self.len(Rank(self.memory.own as u32))];
+        // As in `load_slice`.
+        let _amid = self.memory.gates.pass();
         if let Some(own) = self.own()
             && self.memory.alive.load(Ordering::Relaxed)
         {

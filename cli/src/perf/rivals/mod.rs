@@ -71,6 +71,8 @@ fn output(launch: Launch, ranks: u32, limit: Duration) -> Result<String, String>
     let job = launch.spawn().map_err(|error| error.to_string())?;
     let Some(outcome) = job.wait_timeout(limit) else {
         job.end();
+        // Its ranks have a moment to end by themselves: a launcher that is killed leaves some behind.
+        let _ended = job.wait_timeout(Duration::from_secs(10));
         return Err(format!("it did not end within {} s", limit.as_secs()));
     };
     let (mut printed, mut complaints) = (String::new(), String::new());
