@@ -199,7 +199,7 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
         job.barrier().await.unwrap();
         let peer = Rank(1 - job.rank().0);
         // Pages that can be had at once.
-        let pages = || std::iter::from_fn(|| page.loan(40_000)).count();
+        let pages = || std::iter::from_fn(|| page.loan(40_000)).collect::<Vec<_>>().len();
         let before = pages();
         job.barrier().await.unwrap();
         for number in 0..300 {
