@@ -8,7 +8,7 @@ use posthaste_core::context::Face;
 use posthaste_core::{Context, Handle, Messager, Rank};
 use posthaste_protocols::stream::register_stream;
 use posthaste_protocols::window::{Region, RemoteRegion};
-use posthaste_protocols::{ConnectionManager, Counter, ManyToMany, Part};
+use posthaste_protocols::{ConnectionManager, Counter, ManyToMany, Part, Reduce};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -244,8 +244,21 @@ fn an_owner_that_goes_on_as_it_is_woken_may_use_the_collectives() {
             count.fetch_add(1, Ordering::Relaxed);
             drop(asked.barrier());
         }))));
-        let _asleep = context.sleep(&waker);
-        posthaste_core::context::drive(&context, world.barrier()).await.unwrap();
+        // What combines is a user's, and let go of by work that is posted as the operation ends.
+        let sum = Reduce::by(|a: u64, b: u64| a + b);
+        let mut cx = std::task::Context::from_waker(&waker);
+        for _ in 0..50 {
+            let values = vec![1; 300];
+            let mut total = pin!(posthaste_core::context::drive(&context, world.all_reduce(&values, &sum)));
+            // It sleeps with that waker until the other's part is there, and takes that in with its next turn.
+            let total = loop {
+                match total.as_mut().poll(&mut cx) {
+                    std::task::Poll::Ready(total) => break total,
+                    std::task::Poll::Pending => tokio::task::yield_now().await,
+                }
+            };
+            assert_eq!(total.unwrap(), vec![2; 300]);
+        }
         assert!(woken.load(Ordering::Relaxed) > 0, "it was not woken");
     });
 }
