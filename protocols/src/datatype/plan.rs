@@ -1,6 +1,6 @@
 //! A program as the machines run it: its loops around blocks become *leaves*, which are copied as a whole.
 
-use super::body::{Block, Body, Item};
+use super::body::{Block, Body, Item, Loop};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
@@ -62,11 +62,25 @@ pub(super) struct Plan {
     pub unrolled: Option<usize>,
     /// An element as equal blocks at equal distances, if it is that.
     pub regular: Option<Regular>,
+}
+
+/// What is known while a plan is made: a program may name the same things again and again.
+struct Known {
+    /// The routines that bodies became.
+    routines: HashMap<usize, usize>,
+    /// The leaves that are routines so many times, at that stride.
+    loops: HashMap<(usize, u64, i64), usize>,
     /// Blocks that may still come of unrolling.
     spare: u64,
-    /// The leaves that are routines so many times, at that stride, while the plan is made: a program may name the same again and
-    /// again.
-    loops: HashMap<(usize, u64, i64), usize>,
+}
+
+impl Known {
+    /// Takes so many blocks of those that may come of unrolling.
+    fn affords(&mut self, blocks: u64) -> bool {
+        let left = self.spare.checked_sub(blocks);
+        self.spare = left.unwrap_or(self.spare);
+        left.is_some()
+    }
 }
 
 /// Equal blocks at equal distances.
@@ -113,8 +127,6 @@ pub(super) static BYTES: LazyLock<Plan> = LazyLock::new(|| Plan {
     main: 0,
     unrolled: None,
     regular: None,
-    spare: 0,
-    loops: HashMap::new(),
 });
 
 /// How many blocks these items begin with.
@@ -134,18 +146,9 @@ fn pitch(blocks: &[Block]) -> Option<i64> {
 impl Plan {
     pub fn new(body: &Arc<Body>) -> Plan {
         let (leaves, routines, sizes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut plan = Plan {
-            leaves,
-            routines,
-            sizes,
-            main: 0,
-            unrolled: None,
-            regular: None,
-            spare: UNROLL_FREE,
-            loops: HashMap::new(),
-        };
-        plan.main = plan.lower(body, &mut HashMap::new());
-        plan.loops = HashMap::new();
+        let mut plan = Plan { leaves, routines, sizes, main: 0, unrolled: None, regular: None };
+        let (routines, loops) = (HashMap::new(), HashMap::new());
+        plan.main = plan.lower(body, &mut Known { routines, loops, spare: UNROLL_FREE });
         if let [Step::Leaf { leaf, offset }] = plan.routines[plan.main][..]
             && let Leaf { blocks, count, stride, .. } = &plan.leaves[leaf]
             && let [block] = blocks[..]
@@ -179,12 +182,12 @@ impl Plan {
     }
 
     /// Makes a routine of one run of a body; returns its number.
-    fn lower(&mut self, body: &Arc<Body>, known: &mut HashMap<usize, usize>) -> usize {
+    fn lower(&mut self, body: &Arc<Body>, known: &mut Known) -> usize {
         let key = Arc::as_ptr(body) as usize;
-        if let Some(number) = known.get(&key) {
+        if let Some(number) = known.routines.get(&key) {
             return *number;
         }
-        self.spare += body.items.len() as u64 / ITEMS_PER_UNROLLED;
+        known.spare += body.items.len() as u64 / ITEMS_PER_UNROLLED;
         let mut steps = Vec::new();
         let mut blocks: Vec<Block> = Vec::new();
         for (index, item) in body.items.iter().enumerate() {
@@ -199,12 +202,12 @@ impl Plan {
                 Item::Loop(repeated) => repeated,
             };
             let routine = self.lower(&repeated.body, known);
-            let step = self.repeated(routine, repeated.offset, repeated.count, repeated.stride);
+            let step = self.repeated(routine, repeated, known);
             match step {
                 Step::Leaf { leaf, offset }
                     if body.items.len() > 1
                         && self.leaves[leaf].blocks_in_all() <= UNROLL_BESIDE_MAX
-                        && self.affords(self.leaves[leaf].blocks_in_all()) =>
+                        && known.affords(self.leaves[leaf].blocks_in_all()) =>
                 {
                     blocks.extend(self.leaves[leaf].unrolled(offset));
                 }
@@ -223,13 +226,14 @@ impl Plan {
         self.sizes.push(body.facts.size);
         // What only one item names is not come by again.
         if Arc::strong_count(body) > 1 {
-            known.insert(key, self.routines.len() - 1);
+            known.routines.insert(key, self.routines.len() - 1);
         }
         self.routines.len() - 1
     }
 
     /// A routine so many times: a leaf, if it is one.
-    fn repeated(&mut self, routine: usize, offset: i64, count: u64, stride: i64) -> Step {
+    fn repeated(&mut self, routine: usize, repeated: &Loop, known: &mut Known) -> Step {
+        let Loop { offset, count, stride, .. } = *repeated;
         let [Step::Leaf { leaf, offset: inner }] = self.routines[routine][..] else {
             return Step::Call { routine, offset, count, stride };
         };
@@ -240,25 +244,18 @@ impl Plan {
         if once.count == 1 {
             // What is known of the blocks stays known: a program may name the same ones any number of times.
             let again = Leaf { blocks: once.blocks.clone(), count, stride, ..*once };
-            let leaf = *self.loops.entry((routine, count, stride)).or_insert_with(|| {
+            let leaf = *known.loops.entry((routine, count, stride)).or_insert_with(|| {
                 self.leaves.push(again);
                 self.leaves.len() - 1
             });
             return Step::Leaf { leaf, offset: offset + inner };
         }
         let (in_all, own) = (once.blocks_in_all(), once.count);
-        if in_all <= UNROLL_MAX && count > own && self.affords(in_all) {
+        if in_all <= UNROLL_MAX && count > own && known.affords(in_all) {
             let blocks = self.leaves[leaf].unrolled(inner).collect();
             return Step::Leaf { leaf: self.leaf(blocks, count, stride), offset };
         }
         Step::Call { routine, offset, count, stride }
-    }
-
-    /// Takes so many blocks of those that may come of unrolling.
-    fn affords(&mut self, blocks: u64) -> bool {
-        let left = self.spare.checked_sub(blocks);
-        self.spare = left.unwrap_or(self.spare);
-        left.is_some()
     }
 
     fn flush(&mut self, blocks: &mut Vec<Block>, steps: &mut Vec<Step>) {

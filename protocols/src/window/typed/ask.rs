@@ -130,15 +130,18 @@ fn free(scope: &mut Scope<'_>, ticket: Ticket) {
     scope.detach(ticket);
 }
 
-/// Whether a layout of so many bytes can be one without overlaps in memory of that length, which is all that is packed.
-pub(super) fn distinct(len: u64, size: u64) -> Result<u64, TransferError> {
-    if size <= len { Ok(size) } else { Err(TransferError::Overlapping { size, len }) }
-}
-
-/// Whether a layout has more bytes than the memory, and so some of them more than once.
+/// Refuses a layout that has more bytes than the memory, and so some of them more than once, by whatever way it would go there;
+/// unless there is more wrong with it, which `check` tells.
 #[inline]
-pub(super) fn repeats(layout: &Layout<'_>, len: u64) -> bool {
-    layout.size().is_none_or(|size| size > len)
+pub(super) fn distinct(
+    layout: &Layout<'_>,
+    len: u64,
+    check: impl FnOnce() -> Result<u64, TransferError>,
+) -> Result<(), TransferError> {
+    match layout.size() {
+        Some(size) if size <= len => Ok(()),
+        _ => Err(check().map_or_else(|error| error, |size| TransferError::Overlapping { size, len })),
+    }
 }
 
 /// A program, if its owner reads one that is so long.

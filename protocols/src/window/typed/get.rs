@@ -2,7 +2,7 @@
 
 use super::super::{Element, Stage};
 use super::There;
-use super::ask::{Asked, distinct, readable, repeats};
+use super::ask::{Asked, distinct, readable};
 use crate::datatype::{
     Datatype, Layout, Machine, Thresholds, TypedError, checked, chunk, pack, redistribute_with,
 };
@@ -113,9 +113,7 @@ impl<'w, S: Element> GetTyped<'w, S> {
     fn start(&mut self, into: &mut [u8]) -> Result<bool, TypedError> {
         let (from, to) = (self.from.layout(), self.to.layout());
         let (memory, part) = (self.there.memory, self.there.part()?);
-        if repeats(&from, part.len) {
-            distinct(part.len, checked((&to, into.len() as u64), (&from, part.len))?)?;
-        }
+        distinct(&from, part.len, || checked((&to, into.len() as u64), (&from, part.len)))?;
         let aim = memory.aim_within(part, 0, part.len);
         let copy = |source| redistribute_with(&self.thresholds, &mut *into, &to, source, &from);
         if let Some(copied) = aim.and_then(|aim| aim.reach(copy)) {
@@ -133,7 +131,6 @@ impl<'w, S: Element> GetTyped<'w, S> {
             self.remote = Some(Box::new(Fetching::InTurn(stage, Machine::new(&to)?)));
             return Ok(false);
         }
-        let all = distinct(part.len, all)?;
         let program = readable(self.from.datatype.to_bytes())?.into();
         let (machine, requests) = (Machine::new(&to)?, VecDeque::new());
         let mut remote = Remote { machine, program, requests, asked: 0, come: 0, all };

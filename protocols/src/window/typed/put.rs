@@ -2,7 +2,7 @@
 
 use super::super::{Element, Memory, Part, Stage};
 use super::There;
-use super::ask::{Carried, distinct, readable, repeats, request};
+use super::ask::{Carried, distinct, readable, request};
 use crate::datatype::{Layout, Machine, Thresholds, TypedError, checked, pack, put_chunk, redistribute_with};
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
@@ -35,10 +35,7 @@ impl Memory {
         (part, to): (&Part, &Layout<'_>),
         (source, from): (&[u8], &Layout<'_>),
     ) -> Result<Putting, TypedError> {
-        if repeats(to, part.len) {
-            // Whatever way it would go, it is the same error.
-            distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
-        }
+        distinct(to, part.len, || checked((to, part.len), (from, source.len() as u64)))?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
         match aim.and_then(|aim| aim.change(copy)) {
@@ -79,7 +76,7 @@ impl Memory {
         source: &[u8],
         from: &Layout<'_>,
     ) -> Result<Asks, TypedError> {
-        let all = distinct(part.len, checked((to, part.len), (from, source.len() as u64))?)?;
+        let all = checked((to, part.len), (from, source.len() as u64))?;
         self.is_current(part)?;
         let program = readable(to.datatype.to_bytes())?;
         let mut machine = Machine::new(from)?;
