@@ -224,6 +224,45 @@ fn m_d18_over_sockets_all_connections_share_the_payload_of_a_multicast() {
     }
 }
 
+/// Loans of 1 MiB, and of as many bytes as the longest page has.
+const LOANS: [(usize, u64); 2] = [(1 << 20, 40), (16 << 20, 8)];
+
+#[test]
+fn m_v03_a_loan_is_copied_neither_where_it_is_sent_nor_where_it_is_read() {
+    run(2, options(), async |job| {
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let message = job.register("loan", move |m: Message, _: &mut Scope| {
+            assert_eq!(m.read::<u64>(0), m.read::<u64>(m.len() - 8).map(|last| !last));
+            count.add(1);
+        });
+        let (message, mut expected) = (message.unwrap(), 0);
+        job.barrier().await.unwrap();
+        for (len, times) in LOANS {
+            let before = BYTES.load(Ordering::Relaxed);
+            expected += times;
+            for number in 0..if job.rank().0 == 0 { times } else { 0 } {
+                let mut loan = message.loan(len);
+                while loan.is_none() {
+                    tokio::task::yield_now().await;
+                    loan = message.loan(len);
+                }
+                let loan = loan.unwrap();
+                loan.memory().write_u64(0, number);
+                loan.memory().write_u64(len - 8, !number);
+                soon("a loan", message.send(posthaste::Rank(1), loan)).await.unwrap();
+            }
+            if job.rank().0 > 0 {
+                soon("the loans", arrived.reach(expected)).await;
+            }
+            soon("a barrier", job.barrier()).await.unwrap();
+            let bytes = BYTES.load(Ordering::Relaxed) - before;
+            assert!(bytes < GROWTH, "{bytes} bytes for {times} loans of {len}");
+        }
+        assert_eq!(job.stats().panics, 0);
+    });
+}
+
 /// A path that does not exist; asking for it leaves a line in the trace.
 fn mark(kind: &str, batch: usize, place: Place) {
     let place = match place {

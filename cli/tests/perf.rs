@@ -228,6 +228,33 @@ fn wrong_flags_are_told_in_a_line() {
 }
 
 #[test]
+fn what_could_not_be_measured_is_told_and_ends_with_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    for args in [
+        &["--bench", "put_latency", "--face", "handle", "--runtime", "current_thread"][..],
+        &["--plot", folder, "--sizes", "4096"],
+        &["--instructions", "--bench", "put"],
+    ] {
+        // Fewer descriptors than a job takes.
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -n 9; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_posthaste"), "perf"]);
+        let out = limited.args(args).output().unwrap();
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {err}");
+        assert!(err.lines().count() == 1 && err.contains("RLIMIT_NOFILE"), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn who_asks_for_ranks_that_a_row_has_not_is_told_so() {
+    let out = perf(&["--bench", "put_latency", "--ranks", "3"]).args(BRIEF).output().unwrap();
+    assert!(out.status.success());
+    assert_eq!(text(&out.stderr).trim(), "posthaste: perf: put_latency is of 2 ranks, whatever --ranks says");
+    assert!(rows(&out).iter().all(|row| row["ranks"] == 2));
+}
+
+#[test]
 fn rows_say_what_settings_they_were_measured_with() {
     let measured = |settings: &[(&str, &str)], more: &[&str]| {
         let args = ["--bench", "put_bandwidth", "--sizes", "65536", "--no-limits"];

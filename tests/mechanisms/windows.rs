@@ -2,11 +2,13 @@
 
 use crate::support::{is_payload, options, payload, run, soon, until};
 use crate::{TRANSPORT, support::Transport};
+use futures::StreamExt;
 use futures::future::poll_immediate;
 use posthaste::components::core::context::drive;
 use posthaste::{Bytes, ContextId, Message, Rank, RmaError, Scope, WordUpdate};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 #[test]
 fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
@@ -99,16 +101,28 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
     run(2, options().workers(2), async |job| {
         const LENS: [usize; 8] = [1, 2, 3, 8, 33, 100, 511, 512];
         let window = Arc::new(job.shmalloc::<u64>(LENS.iter().sum()).await.unwrap());
-        let done = job.shmalloc::<u64>(1).await.unwrap();
+        let (done, odd) = (job.shmalloc::<u64>(1).await.unwrap(), job.shmalloc::<u8>(8).await.unwrap());
         assert_eq!(window.atomicity(), 8);
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
-            for round in 0..4000u64 {
-                let value = [0x1111_1111_1111_1111, 0xeeee_eeee_eeee_eeee][round as usize % 2];
-                let mut first = 0;
-                for len in LENS {
-                    window.put_slice(Rank(1), first, &[value; 512][..len]).await.unwrap();
-                    first += len;
+            let values = [0x1111_1111_1111_1111, 0xeeee_eeee_eeee_eeee].map(|value: u64| [value; 512]);
+            // More than sockets take at once, and bytes between the words: what comes ends anywhere within a word.
+            for _ in 0..60 {
+                let mut puts = futures::stream::FuturesUnordered::new();
+                for round in 0..64usize {
+                    let mut first = 0;
+                    for len in LENS {
+                        let mut put = window.put_slice(Rank(1), first, &values[round % 2][..len]);
+                        match futures::poll!(&mut put) {
+                            Poll::Ready(result) => result.unwrap(),
+                            Poll::Pending => puts.push(put),
+                        }
+                        first += len;
+                    }
+                    odd.put_slice(Rank(1), 0, &[1; 7][..1 + round % 7]).local().await.unwrap();
+                }
+                while let Some(put) = puts.next().await {
+                    put.unwrap();
                 }
             }
             done.put(Rank(1), 0, 1).await.unwrap();

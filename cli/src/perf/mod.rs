@@ -219,12 +219,21 @@ fn measure_all(args: &Args, setup: &Setup) -> Result<i32, String> {
         return Ok(INTERRUPTED);
     }
     if let Some(folder) = &args.plot {
+        plot::prepare(args, setup.device, folder)?;
         let written = plot::write(args, (setup.device, folder), rivals.as_ref(), &interrupted);
         if interrupted.load(Ordering::Relaxed) {
             return Ok(INTERRUPTED);
         }
-        written?.iter().for_each(say);
-        return Ok(0);
+        return Ok(match written {
+            Ok(files) => {
+                files.iter().for_each(say);
+                0
+            }
+            Err(problem) => {
+                complain(format_args!("perf: {problem}"));
+                1
+            }
+        });
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -316,6 +325,12 @@ fn plan(args: &Args, device: Device) -> Result<Vec<Plan>, String> {
         });
         let sizes = if args.sizes.is_empty() { bench.sizes } else { &args.sizes };
         let wanted = args.ranks.filter(|_| bench.ranks.iter().any(|ranks| *ranks > 2));
+        if let (Some(asked), None, [own]) = (args.ranks, wanted, bench.ranks)
+            && asked != *own
+            && !args.bench.is_empty()
+        {
+            complain(format_args!("perf: {} is of {own} ranks, whatever --ranks says", bench.name));
+        }
         let ranks = wanted.as_ref().map_or(bench.ranks, std::slice::from_ref);
         let fits = sizes
             .iter()

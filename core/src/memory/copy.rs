@@ -4,19 +4,32 @@
 use super::x86;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Up to this many bytes a copy is a loop of relaxed words, with aligned halves of words at its ends as a whole.
+/// Up to this many bytes a copy is a loop of relaxed words, with aligned halves of words at its ends as a whole; and longer ones,
+/// too, but on x86-64.
 const WORD_COPY_MAX: usize = 64;
+
 /// Copies `len` bytes of private memory to shared memory.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes and must not overlap.
 #[inline]
 pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
         unsafe { bulk_to_shared(to, from, len) }
         return;
     }
+    // SAFETY: as promised by the caller.
+    unsafe { words_to_shared(to, from, len) }
+}
+
+/// The loop of [`copy_to_shared`], which is all there is to it where nothing in assembly is.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline(always)]
+unsafe fn words_to_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words and halves are aligned before they are written.
     unsafe {
@@ -52,11 +65,22 @@ pub(super) unsafe fn copy_to_shared(to: *mut u8, from: *const u8, len: usize) {
 /// Both ranges must be valid for `len` bytes and must not overlap.
 #[inline]
 pub(super) unsafe fn copy_from_shared(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller.
         unsafe { bulk_from_shared(to, from, len) }
         return;
     }
+    // SAFETY: as promised by the caller.
+    unsafe { words_from_shared(to, from, len) }
+}
+
+/// The loop of [`copy_from_shared`].
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap.
+#[inline(always)]
+unsafe fn words_from_shared(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: at stays below len, within both ranges; shared words and halves are aligned before they are read. The casts
     // to *mut are what `from_ptr` asks for; the memory is writable as shared memory is mapped so.
@@ -146,10 +170,14 @@ pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usi
     unsafe {
         if len <= WORD_COPY_MAX { x86::short(to, from, len) } else { bulk(to, from, len) }
     }
+    // SAFETY: as promised by the caller. The ring is the one that is aligned, unless both are.
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: as promised by the caller. Which of the two is aligned is found out again, byte by byte.
     unsafe {
-        bulk(to, from, len)
+        match ((to as usize).is_multiple_of(8), (from as usize).is_multiple_of(8)) {
+            (true, true) => words_of_both(to, from, len),
+            (true, false) => words_to_shared(to, from, len),
+            (false, _) => words_from_shared(to, from, len),
+        }
     }
 }
 
@@ -162,11 +190,13 @@ pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
         // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
         unsafe {
-            if (to as usize ^ from as usize).is_multiple_of(8) {
-                bulk_to_shared(to, from, len);
-            } else {
-                copy_askew(to, from, len);
+            if !(to as usize ^ from as usize).is_multiple_of(8) {
+                return copy_askew(to, from, len);
             }
+            #[cfg(target_arch = "x86_64")]
+            bulk_to_shared(to, from, len);
+            #[cfg(not(target_arch = "x86_64"))]
+            words_of_both(to, from, len);
         }
         return;
     }
@@ -269,18 +299,16 @@ unsafe fn bulk_from_shared(to: *mut u8, from: *const u8, len: usize) {
     unsafe { by_words(x86::copy, from, to, from, len) }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-use {bulk as bulk_from_shared, bulk as bulk_to_shared};
-
-/// The portable bulk copy: relaxed bytes up to the alignment of the target, then relaxed words, with halves of them in front
-/// and behind.
+/// The loop between two ranges whose words lie alike, both of which others may write meanwhile.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
+/// Both ranges must be valid for `len` bytes, and begin at the same place within a word.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline]
+unsafe fn words_of_both(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: at stays below len, within both ranges; words and halves are accessed only where both sides are aligned.
+    // SAFETY: at stays below len, within both ranges; words and halves are accessed where they are aligned, which both are at
+    // once.
     unsafe {
         let byte = |at: usize| {
             let value = AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed);
@@ -294,21 +322,18 @@ unsafe fn bulk(to: *mut u8, from: *const u8, len: usize) {
             byte(at);
             at += 1;
         }
-        if (from as usize + at).is_multiple_of(4) {
-            let alike = (to as usize ^ from as usize).is_multiple_of(8);
-            while at + 4 <= len && !(alike && (to as usize + at).is_multiple_of(8)) {
-                half(at);
-                at += 4;
-            }
-            while alike && at + 8 <= len {
-                let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
-                AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
-                at += 8;
-            }
-            if at + 4 <= len {
-                half(at);
-                at += 4;
-            }
+        if at + 4 <= len && !(to as usize + at).is_multiple_of(8) {
+            half(at);
+            at += 4;
+        }
+        while at + 8 <= len {
+            let value = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+            AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+            at += 8;
+        }
+        if at + 4 <= len {
+            half(at);
+            at += 4;
         }
         while at < len {
             byte(at);
@@ -404,6 +429,67 @@ mod tests {
                 is_whole(u32::from_ne_bytes(bytes.try_into().expect("four")))
             })
         });
+    }
+
+    /// Where nothing is in assembly, long copies are loops, too.
+    #[test]
+    fn loops_move_halves_of_words_as_a_whole_at_any_length() {
+        let sources = [FIRST, SECOND].map(|half| [half as u8; 256]);
+        beside(
+            |halves| halves.iter().all(|half| is_whole(half.load(Ordering::Relaxed))),
+            |(start, len), all, round| {
+                let to = all.as_ptr().cast::<u8>().cast_mut();
+                // SAFETY: inside both; others make atomic loads only.
+                unsafe { words_to_shared(to.add(start), sources[round % 2].as_ptr().add(round % 9), len) };
+                true
+            },
+        );
+        let are_whole = |(start, len), begin: usize, target: &[u8]| {
+            halves((start, len)).all(|half| {
+                let bytes = &target[begin + half * 4 - start..][..4];
+                is_whole(u32::from_ne_bytes(bytes.try_into().expect("four")))
+            })
+        };
+        beside(store_one_after_the_other, |(start, len), all, round| {
+            let (mut target, begin) = ([0u8; 256], round % 9);
+            let from = all.as_ptr().cast::<u8>();
+            // SAFETY: inside both; others make atomic stores only.
+            unsafe { words_from_shared(target.as_mut_ptr().add(begin), from.add(start), len) };
+            are_whole((start, len), begin, &target)
+        });
+        let mut target = [0u64; 32];
+        beside(store_one_after_the_other, |(start, len), all, _| {
+            let (from, to) = (all.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
+            // SAFETY: inside both, at the same place of a word; others make atomic stores to the source only.
+            unsafe { words_of_both(to.add(start), from.add(start), len) };
+            let copied: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            are_whole((start, len), start, &copied)
+        });
+    }
+
+    #[test]
+    fn loops_copy_what_they_are_asked_to() {
+        let source: Vec<u64> = (0..40_u64).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let bytes: Vec<u8> = source.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        type Loop = unsafe fn(*mut u8, *const u8, usize);
+        let loops: [(Loop, bool); 3] =
+            [(words_to_shared, false), (words_from_shared, false), (words_of_both, true)];
+        for (copy, alike) in loops {
+            for (len, start, begin) in (0..150)
+                .flat_map(|len| (0..8).flat_map(move |start| (0..8).map(move |begin| (len, start, begin))))
+            {
+                if alike && start != begin {
+                    continue;
+                }
+                let mut target = [0_u64; 40];
+                let (from, to) = (source.as_ptr().cast::<u8>(), target.as_mut_ptr().cast::<u8>());
+                // SAFETY: inside both, which are this test's own.
+                unsafe { copy(to.add(begin), from.add(start), len) };
+                let copied: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                assert_eq!(copied[begin..begin + len], bytes[start..start + len], "{start} {begin} {len}");
+                assert!(copied[..begin].iter().chain(&copied[begin + len..]).all(|byte| *byte == 0));
+            }
+        }
     }
 
     #[test]

@@ -219,6 +219,24 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_put_ends_with_a_whole_word() {
+        let arena = Arena::new(1, 1 << 20);
+        for (start, len, came) in (0..8).flat_map(|start| {
+            [8, 50, 400].into_iter().flat_map(move |len| (1..=len).map(move |came| (start, len, came)))
+        }) {
+            let memory = arena.slice(Rank(0), start, len as u64).expect("inside");
+            memory.write(&vec![0; len]);
+            let mut fill = Fill::Memory { memory, at: 0, put: true };
+            let taken = fill.take(&vec![1; came]);
+            let ends = if came == len { len } else { came - (start as usize + came) % 8.min(came + 1) };
+            let expected = if came < len && (start as usize + came) % 8 > came { 0 } else { ends };
+            assert_eq!((taken, fill.missing()), (expected, len - expected), "{came} of {len} at {start}");
+            let written = memory.to_vec().iter().filter(|byte| **byte == 1).count();
+            assert_eq!(written, taken, "{came} of {len} at {start}");
+        }
+    }
+
+    #[test]
     fn slices_are_filled_in_order_however_much_comes_at_a_time() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");

@@ -11,7 +11,7 @@ mod tracer;
 
 use super::INTERRUPTED;
 use super::setup::{Changed, warn_of};
-use crate::say::say;
+use crate::say::{complain, say};
 use comfy_table::{CellAlignment, Table, presets};
 use posthaste::launcher::{self, Launch, Output};
 use serde::{Deserialize, Serialize};
@@ -83,20 +83,28 @@ pub fn main(
     }
     warn_of(settings);
     let mut rows = Vec::new();
+    let mut failed = false;
     let named = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     for operation in OPERATIONS.iter().filter(|operation| named(operation.name)) {
         let counted = count(operation);
         if interrupted.load(Ordering::Relaxed) {
             break;
         }
-        let counted = counted?;
+        let counted = match counted {
+            Ok(counted) => counted,
+            Err(problem) => {
+                complain(format_args!("perf: {problem}"));
+                failed = true;
+                break;
+            }
+        };
         let row = Row { count: operation.name, ranks: operation.ranks, counted, settings };
         if json {
             say(serde_json::to_string(&row).map_err(|error| error.to_string())?);
         }
         rows.push((operation, counted));
     }
-    if !json {
+    if !json && !rows.is_empty() {
         say(render(&rows));
     }
     if interrupted.load(Ordering::Relaxed) {
@@ -104,7 +112,7 @@ pub fn main(
     }
     // A build that is not optimised takes many times as many.
     let over = rows.iter().any(|(operation, counted)| counted.instructions > operation.most);
-    Ok(i32::from(over && !cfg!(debug_assertions)))
+    Ok(i32::from(failed || over && !cfg!(debug_assertions)))
 }
 
 fn render(rows: &[(&Operation, Count)]) -> Table {

@@ -105,12 +105,9 @@ pub fn write(
     rivals: Option<&Rivals>,
     interrupted: &AtomicBool,
 ) -> Result<Vec<String>, String> {
-    let sweeps: Vec<&Sweep> = SWEEPS.iter().filter(|sweep| sweep.device == device).collect();
-    check_sizes(&sweeps, &args.sizes)?;
-    std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut written = Vec::new();
     let progress = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-    for sweep in sweeps {
+    for sweep in sweeps_of(device) {
         progress.set_message(sweep.file);
         let go_on = || {
             progress.tick();
@@ -130,14 +127,21 @@ pub fn write(
     Ok(written)
 }
 
-/// Whether all programs that are run can have these sizes.
-fn check_sizes(sweeps: &[&Sweep], sizes: &[usize]) -> Result<(), String> {
-    for line in sweeps.iter().flat_map(|sweep| sweep.lines) {
+/// Makes the folder, for what can be asked for.
+///
+/// # Errors
+/// If a program that is run cannot have one of the sizes, or there can be no such folder.
+pub fn prepare(args: &Args, device: Device, folder: &Path) -> Result<(), String> {
+    for line in sweeps_of(device).flat_map(|sweep| sweep.lines) {
         if let What::Ours(program) = line.what {
-            sizes.iter().try_for_each(|size| check_size(program, program, *size))?;
+            args.sizes.iter().try_for_each(|size| check_size(program, program, *size))?;
         }
     }
-    Ok(())
+    std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+fn sweeps_of(device: Device) -> impl Iterator<Item = &'static Sweep> {
+    SWEEPS.iter().filter(move |sweep| sweep.device == device)
 }
 
 fn series(

@@ -153,14 +153,15 @@ impl<F: ContextFace> Bench<F> {
         let (block, bytes) = (BLOCK, self.size);
         let window = self.job.shmalloc::<u8>(2 * bytes).await?;
         let (from, to) = (contiguous(bytes)?, strided(bytes / block, block)?);
-        let data = pattern(bytes);
+        let data = pattern(bytes).into_bytes();
         self.barrier().await?;
         if self.leads() {
             let (from, to) = (Layout::new(&from, 1), Layout::new(&to, 1));
             let start = Instant::now();
             let mut count = 0u64;
-            let more = std::iter::from_fn(|| (start.elapsed() < self.time).then_some(()));
-            let puts = more.map(|()| window.put_typed(self.peer, &to, &data[..], &from));
+            // Owned, as those of the contiguous put are.
+            let more = std::iter::from_fn(|| (start.elapsed() < self.time).then(|| data.clone()));
+            let puts = more.map(|data| window.put_typed_bytes(self.peer, &to, data, &from));
             let mut puts = futures::stream::iter(puts).buffered(in_flight(self.size));
             while let Some(put) = puts.next().await {
                 put?;

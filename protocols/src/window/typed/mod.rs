@@ -9,6 +9,7 @@ pub use put::PutTyped;
 
 use super::{Element, Memory, Part, RemoteRegion, Window};
 use crate::datatype::{Layout, SlicedMemory, Thresholds};
+use bytes::Bytes;
 use posthaste_core::{Rank, RmaError};
 use std::sync::Arc;
 
@@ -100,6 +101,39 @@ impl<T: Element> Window<T> {
         from: &Layout<'s>,
     ) -> PutTyped<'w, 's> {
         PutTyped::new(self.there(rank), thresholds, to, source, from)
+    }
+
+    /// As [`put_typed`](Self::put_typed), from memory that the put owns and keeps for as long as it takes: where the target is not
+    /// mapped, bytes that lie in one run there are copied for nobody on the way.
+    ///
+    /// # Cancel safety
+    /// As for `put_typed`.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> posthaste::Result<()> {
+    /// let job = posthaste::solo().await?;
+    /// use posthaste::Bytes;
+    /// use posthaste::datatype::{Datatype, Layout};
+    /// let picture = job.shmalloc::<u8>(100 * 100).await?; // row by row
+    /// let byte = Datatype::of::<u8>();
+    /// let tile = byte.vector(16, 16, 100)?; // 16 rows of 16
+    /// let pixels = Bytes::from(vec![7; 256]);
+    /// let to = Layout::new(&tile, 1).at(20 * 100 + 30);
+    /// picture.put_typed_bytes(job.rank(), &to, pixels, &Layout::new(&byte, 256)).await?;
+    /// assert_eq!((picture.load(20 * 100 + 30), picture.load(36 * 100 + 30)), (Some(7), Some(0)));
+    /// # job.leave().await
+    /// # }
+    /// ```
+    pub fn put_typed_bytes<'w, 's>(
+        &'w self,
+        rank: Rank,
+        to: &Layout<'s>,
+        source: Bytes,
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
+        PutTyped::owned(self.there(rank), to, source, from)
     }
 
     /// Gets the elements of a layout in a rank's part into those of another one, in a buffer that is given back; see
@@ -209,6 +243,19 @@ impl RemoteRegion {
         from: &Layout<'s>,
     ) -> PutTyped<'w, 's> {
         PutTyped::new(self.there(), thresholds, to, source, from)
+    }
+
+    /// As [`put_typed`](Self::put_typed), from memory that the put owns; see [`Window::put_typed_bytes`].
+    ///
+    /// # Cancel safety
+    /// As for [`Window::put_typed`].
+    pub fn put_typed_bytes<'w, 's>(
+        &'w self,
+        to: &Layout<'s>,
+        source: Bytes,
+        from: &Layout<'s>,
+    ) -> PutTyped<'w, 's> {
+        PutTyped::owned(self.there(), to, source, from)
     }
 
     /// Gets the elements of a layout in the region into those of another one, in a buffer that is given back, as

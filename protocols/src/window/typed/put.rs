@@ -4,11 +4,13 @@ use super::super::{Element, Memory, Part, Stage};
 use super::There;
 use super::ask::{Carried, distinct, readable, request};
 use crate::datatype::{Layout, Machine, Thresholds, TypedError, checked, pack, put_chunk, redistribute_with};
+use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{Fault, RmaError, budget};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,6 +18,30 @@ use zerocopy::IntoBytes;
 
 /// Requests of a put that were sent, or have their place in the queue; in order.
 type Asks = VecDeque<Stage>;
+
+/// The memory that a put takes its bytes from.
+enum Origin<'s> {
+    Lent(&'s [u8]),
+    /// Kept for as long as it takes: bytes in one run are copied for nobody.
+    Owned(Bytes),
+}
+
+impl Origin<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Origin::Lent(bytes) => bytes,
+            Origin::Owned(bytes) => bytes,
+        }
+    }
+
+    /// A part of it that need not be packed, for a request.
+    fn carried(&self, part: Range<usize>) -> Option<Carried<'_>> {
+        match self {
+            Origin::Lent(bytes) => bytes.get(part).map(Carried::Lent),
+            Origin::Owned(bytes) => bytes.get(part.clone()).map(|_| Carried::Owned(bytes.slice(part))),
+        }
+    }
+}
 
 /// A put between layouts that was begun.
 enum Putting {
@@ -33,8 +59,9 @@ impl Memory {
         self: &Arc<Self>,
         thresholds: &Thresholds,
         (part, to): (&Part, &Layout<'_>),
-        (source, from): (&[u8], &Layout<'_>),
+        (origin, from): (&Origin<'_>, &Layout<'_>),
     ) -> Result<Putting, TypedError> {
+        let source = origin.bytes();
         distinct(to, part.len, || checked((to, part.len), (from, source.len() as u64)))?;
         let aim = self.aim_within(part, 0, part.len);
         let copy = |target| redistribute_with(thresholds, target, to, source, from);
@@ -44,7 +71,7 @@ impl Memory {
                 Ok(Putting::Done)
             }
             None if self.waits_for_turn(part) => self.put_in_turn(part, to, source, from),
-            None => Ok(Putting::Asked(self.pack(part, to, source, from)?)),
+            None => Ok(Putting::Asked(self.pack(part, to, origin, from)?)),
         }
     }
 
@@ -73,27 +100,29 @@ impl Memory {
         self: &Arc<Self>,
         part: &Part,
         to: &Layout<'_>,
-        source: &[u8],
+        origin: &Origin<'_>,
         from: &Layout<'_>,
     ) -> Result<Asks, TypedError> {
+        let source = origin.bytes();
         let all = checked((to, part.len), (from, source.len() as u64))?;
         self.is_current(part)?;
         let program = readable(to.datatype.to_bytes())?;
         let mut machine = Machine::new(from)?;
         let mut asks = VecDeque::new();
         // Bytes in one run need not be packed.
-        let run = from.run().and_then(|run| source.get(run));
+        let run = from.run().filter(|run| run.end <= source.len());
         let mut first = 0;
         while first < all {
             let most = put_chunk(to, program.len());
             let request = request(part, to, first, all.min(first.saturating_add(most)));
             let end = first + request.bytes;
             let (info, within) = request.put_info(&program);
-            let lent = run.filter(|_| within).and_then(|run| run.get(first as usize..end as usize));
-            let bytes = match lent {
+            let part_of = |run: &Range<usize>| run.start + first as usize..run.start + end as usize;
+            let as_it_is = run.as_ref().filter(|_| within).and_then(|run| origin.carried(part_of(run)));
+            let bytes = match as_it_is {
                 Some(bytes) => {
                     machine.skip(request.bytes);
-                    Carried::Lent(bytes)
+                    bytes
                 }
                 None => {
                     let head = if within { &[][..] } else { &program };
@@ -121,7 +150,7 @@ pub struct PutTyped<'w, 's> {
 struct Begin<'s> {
     thresholds: Thresholds,
     to: Layout<'s>,
-    source: &'s [u8],
+    origin: Origin<'s>,
     from: Layout<'s>,
 }
 
@@ -144,12 +173,12 @@ impl Future for PutTyped<'_, '_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let PutStep::Begin(Begin { thresholds, to, source, from }) = &this.step {
+        if let PutStep::Begin(Begin { thresholds, to, origin, from }) = &this.step {
             ready!(budget::proceed(cx));
             let There { memory, .. } = this.there;
             let part = this.there.part().map_err(TypedError::from);
-            let put = part.and_then(|part| memory.put_typed(thresholds, (part, to), (source, from)));
-            let bytes = source.len();
+            let put = part.and_then(|part| memory.put_typed(thresholds, (part, to), (origin, from)));
+            let bytes = origin.bytes().len();
             let begun = match put {
                 Ok(begun) => begun,
                 Err(error) => {
@@ -177,7 +206,22 @@ impl<'w, 's> PutTyped<'w, 's> {
         source: &'s [S],
         from: &Layout<'s>,
     ) -> Self {
-        let begin = Begin { thresholds: *thresholds, to: *to, source: source.as_bytes(), from: *from };
+        Self::of(there, thresholds, to, Origin::Lent(source.as_bytes()), from)
+    }
+
+    pub(super) fn owned(there: There<'w>, to: &Layout<'s>, source: Bytes, from: &Layout<'s>) -> Self {
+        Self::of(there, &Thresholds::default(), to, Origin::Owned(source), from)
+    }
+
+    #[inline]
+    fn of(
+        there: There<'w>,
+        thresholds: &Thresholds,
+        to: &Layout<'s>,
+        origin: Origin<'s>,
+        from: &Layout<'s>,
+    ) -> Self {
+        let begin = Begin { thresholds: *thresholds, to: *to, origin, from: *from };
         PutTyped { there, step: PutStep::Begin(begin) }
     }
 

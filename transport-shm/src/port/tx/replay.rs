@@ -5,10 +5,17 @@ use crate::lane::{MOST_WORDS, Producer};
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::memory::{SharedSlice, SharedWords, WordCopier, Words};
 use posthaste_core::{Descriptor, Fault};
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Words that are worth a record of their own: fewer are read faster one by one.
 const FEWEST_WORDS: usize = 4;
+
+/// What was put is seen before what is put next. A processor that stores in order is told nothing.
+#[inline(always)]
+fn in_order() {
+    std::sync::atomic::fence(Ordering::Release);
+}
 
 /// Carries out the puts of single words at the front of a run that are like the first one but for their places, as that one
 /// tells; returns how many.
@@ -16,7 +23,11 @@ const FEWEST_WORDS: usize = 4;
 fn replay_words(run: &[Descriptor], words: &WordCopier) -> usize {
     let Some(first) = run.first().filter(|first| first.len == 8) else { return 0 };
     let row = &run[..run.len().min(first.followers() + 1)];
-    row.iter().take_while(|put| words.copy(put.offset, put.source[1])).count()
+    let is_copied = |put: &&Descriptor| {
+        in_order();
+        words.copy(put.offset, put.source[1])
+    };
+    row.iter().take_while(is_copied).count()
 }
 
 /// A descriptor as words: op to rank; context to region; length; offset; ticket; cookie; source.
@@ -49,8 +60,10 @@ pub(super) fn replay_puts(run: &[Descriptor], target: &SharedSlice, source: &Sha
         // What follows may be another row of words.
         return done;
     }
-    let is_done =
-        |put: &&Descriptor| same(put) && target.transfer(put.offset, source, put.source[1], put.len);
+    let is_done = |put: &&Descriptor| {
+        in_order();
+        same(put) && target.transfer(put.offset, source, put.source[1], put.len)
+    };
     done + run[done..].iter().take_while(is_done).count()
 }
 
