@@ -119,7 +119,7 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
                         }
                         first += len;
                     }
-                    odd.put_slice(Rank(1), 0, &[1; 7][..1 + round % 7]).local().await.unwrap();
+                    drop(odd.put_slice(Rank(1), 0, &[1; 7][..1 + round % 7]).local().await.unwrap());
                 }
                 while let Some(put) = puts.next().await {
                     put.unwrap();
