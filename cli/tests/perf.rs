@@ -238,7 +238,7 @@ fn what_could_not_be_measured_is_told_and_ends_with_1() {
     ] {
         // Fewer descriptors than a job takes.
         let mut limited = Command::new("sh");
-        limited.args(["-c", "ulimit -n 9; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_posthaste"), "perf"]);
+        limited.args(["-c", "ulimit -n 32; exec \"$@\"", "sh", PROGRAM, "perf"]);
         let out = limited.args(args).output().unwrap();
         let err = text(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{args:?}: {err}");
@@ -252,6 +252,9 @@ fn who_asks_for_ranks_that_a_row_has_not_is_told_so() {
     assert!(out.status.success());
     assert_eq!(text(&out.stderr).trim(), "posthaste: perf: put_latency is of 2 ranks, whatever --ranks says");
     assert!(rows(&out).iter().all(|row| row["ranks"] == 2));
+    // Of two rows with a name, one of which has as many as are wanted.
+    let out = perf(&["--bench", "barrier", "--ranks", "3"]).args(BRIEF).output().unwrap();
+    assert_eq!((out.status.success(), text(&out.stderr).as_str()), (true, ""));
 }
 
 #[test]

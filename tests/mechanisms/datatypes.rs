@@ -597,6 +597,51 @@ fn error_layouts_that_are_not_in_a_region_move_nothing() {
     }
 }
 
+/// Puts of owned memory beside those of borrowed memory: in several requests, from one run and from many, to layouts that are told
+/// in a few instructions and in many.
+#[test]
+fn puts_from_owned_memory_move_what_those_from_borrowed_memory_do() {
+    for oversend in ["auto", "always"] {
+        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+            const LEN: u64 = 6 << 20;
+            let window = job.shmalloc::<u8>(2 * LEN as usize).await.unwrap();
+            let byte = Datatype::of::<u8>();
+            let blocks = |count: u64, len: u64, stride: i64| byte.vector(count, len, stride).unwrap();
+            let irregular: Vec<(i64, u64)> =
+                (0..500).map(|at| (at * 700 + at * at % 97, 300 + at as u64)).collect();
+            let many = byte.indexed(&irregular).unwrap();
+            let cases = [
+                (blocks(2560, 1024, 2048), byte.contiguous(2560 << 10).unwrap()),
+                (blocks(90_000, 8, 24), byte.contiguous(720_000).unwrap()),
+                (blocks(90_000, 8, 24), blocks(45_000, 16, 40)),
+                (many.clone(), byte.contiguous(many.size()).unwrap()),
+            ];
+            if job.rank() == Rank(0) {
+                for (number, (to, from)) in cases.iter().enumerate() {
+                    let source = payload(number as u64, from.extent() as usize + 77);
+                    let from = Layout::new(from, 1).at(33);
+                    let here = Layout::new(to, 1).at(5);
+                    soon("a put", window.put_typed(Rank(1), &here, &source, &from)).await.unwrap();
+                    let (there, owned) = (here.at(LEN + 5), source.into());
+                    soon("a put", window.put_typed_bytes(Rank(1), &there, owned, &from)).await.unwrap();
+                    job.barrier().await.unwrap();
+                    job.barrier().await.unwrap();
+                }
+            } else {
+                for number in 0..cases.len() {
+                    job.barrier().await.unwrap();
+                    let all = window.to_vec();
+                    let (borrowed, owned) = all.split_at(LEN as usize);
+                    assert!(borrowed == owned, "case {number} {oversend}");
+                    assert!(borrowed.iter().filter(|byte| **byte != 0).count() > 100_000);
+                    window.store_slice(0, &vec![0; 2 * LEN as usize]).unwrap();
+                    job.barrier().await.unwrap();
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn error_layouts_that_do_not_match_move_nothing() {
     run_as(here!(), 2, options(), async |job| {

@@ -103,8 +103,8 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
         let window = Arc::new(job.shmalloc::<u64>(LENS.iter().sum()).await.unwrap());
         let (done, odd) = (job.shmalloc::<u64>(1).await.unwrap(), job.shmalloc::<u8>(8).await.unwrap());
         assert_eq!(window.atomicity(), 8);
-        job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
+            job.barrier().await.unwrap();
             let values = [0x1111_1111_1111_1111, 0xeeee_eeee_eeee_eeee].map(|value: u64| [value; 512]);
             // More than sockets take at once, and bytes between the words: what comes ends anywhere within a word.
             for _ in 0..60 {
@@ -140,6 +140,7 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
                 }
                 seen
             });
+            job.barrier().await.unwrap();
             soon("the end", done.wait_until(0, |done| done == 1)).await.unwrap();
             stop.store(true, Ordering::Relaxed);
             let seen = looks.join().unwrap();
@@ -274,7 +275,14 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                                     let values = vec![source[0]; count];
                                     let to_layout = Layout::new(&strided, 1).at(8 * at as u64);
                                     let from = Layout::new(element, count as u64);
-                                    window.put_typed(to, &to_layout, &values, &from).await.unwrap();
+                                    let put = match count % 2 {
+                                        0 => window.put_typed(to, &to_layout, &values, &from),
+                                        _ => {
+                                            let owned = values.iter().flat_map(|value| value.to_ne_bytes());
+                                            window.put_typed_bytes(to, &to_layout, owned.collect(), &from)
+                                        }
+                                    };
+                                    put.await.unwrap();
                                 }
                                 .boxed_local()
                             }

@@ -357,6 +357,11 @@ impl Bench {
         if TO_ALL_OTHERS.contains(&self.name) { ranks as usize - 1 } else { self.count }
     }
 
+    /// Whether it is told how many ranks to have: more than two, or as many as are asked for.
+    pub fn takes_ranks(&self) -> bool {
+        self.ranks.iter().any(|ranks| *ranks > 2)
+    }
+
     /// Those of a device.
     pub fn of(device: Device) -> impl Iterator<Item = &'static Bench> {
         BENCHES.iter().filter(move |bench| bench.device == device)

@@ -225,10 +225,7 @@ fn measure_all(args: &Args, setup: &Setup) -> Result<i32, String> {
             return Ok(INTERRUPTED);
         }
         return Ok(match written {
-            Ok(files) => {
-                files.iter().for_each(say);
-                0
-            }
+            Ok(()) => 0,
             Err(problem) => {
                 complain(format_args!("perf: {problem}"));
                 1
@@ -324,12 +321,15 @@ fn plan(args: &Args, device: Device) -> Result<Vec<Plan>, String> {
                 && args.runtime.is_none_or(|wanted| wanted == *runtime)
         });
         let sizes = if args.sizes.is_empty() { bench.sizes } else { &args.sizes };
-        let wanted = args.ranks.filter(|_| bench.ranks.iter().any(|ranks| *ranks > 2));
-        if let (Some(asked), None, [own]) = (args.ranks, wanted, bench.ranks)
+        let wanted = args.ranks.filter(|_| bench.takes_ranks());
+        let varies = |name| Bench::of(device).any(|bench| bench.name == name && bench.takes_ranks());
+        if let (Some(asked), [own]) = (args.ranks, bench.ranks)
             && asked != *own
             && !args.bench.is_empty()
+            && !varies(bench.name)
         {
-            complain(format_args!("perf: {} is of {own} ranks, whatever --ranks says", bench.name));
+            let s = if *own == 1 { "" } else { "s" };
+            complain(format_args!("perf: {} is of {own} rank{s}, whatever --ranks says", bench.name));
         }
         let ranks = wanted.as_ref().map_or(bench.ranks, std::slice::from_ref);
         let fits = sizes

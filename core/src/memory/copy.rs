@@ -159,25 +159,39 @@ pub(super) unsafe fn copy_to_fresh(to: *mut u8, from: *const u8, len: usize) {
     unsafe { copy_from_shared(to, from, len) }
 }
 
-/// Copies between private memory and a ring, where nobody reads a payload before it is whole: the pieces may be of any size.
+/// Copies private memory to a ring, where nobody reads a payload before it is whole: the pieces may be of any size.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes and must not overlap; that in the ring must be aligned to words.
 #[inline]
-pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usize) {
+pub(super) unsafe fn copy_to_ring(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
     unsafe {
         if len <= WORD_COPY_MAX { x86::short(to, from, len) } else { bulk(to, from, len) }
     }
-    // SAFETY: as promised by the caller. The ring is the one that is aligned, unless both are.
     #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as promised by the caller.
     unsafe {
-        match ((to as usize).is_multiple_of(8), (from as usize).is_multiple_of(8)) {
-            (true, true) => words_of_both(to, from, len),
-            (true, false) => words_to_shared(to, from, len),
-            (false, _) => words_from_shared(to, from, len),
-        }
+        words_to_shared(to, from, len)
+    }
+}
+
+/// As [`copy_to_ring`], the other way.
+///
+/// # Safety
+/// As for [`copy_to_ring`].
+#[inline]
+pub(super) unsafe fn copy_from_ring(to: *mut u8, from: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if len <= WORD_COPY_MAX { x86::short(to, from, len) } else { bulk(to, from, len) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as promised by the caller.
+    unsafe {
+        words_from_shared(to, from, len)
     }
 }
 
@@ -188,7 +202,8 @@ pub(super) unsafe fn copy_to_or_from_ring(to: *mut u8, from: *const u8, len: usi
 #[inline]
 pub(super) unsafe fn copy_shared(to: *mut u8, from: *const u8, len: usize) {
     if len > WORD_COPY_MAX {
-        // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler.
+        // SAFETY: as promised by the caller; overlap changes values only, as the copy is opaque to the compiler, or one of atomic
+        // accesses.
         unsafe {
             if !(to as usize ^ from as usize).is_multiple_of(8) {
                 return copy_askew(to, from, len);
@@ -464,6 +479,65 @@ mod tests {
             unsafe { words_of_both(to.add(start), from.add(start), len) };
             let copied: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
             are_whole((start, len), start, &copied)
+        });
+    }
+
+    /// The promise is of words.
+    #[test]
+    fn loops_move_words_as_a_whole() {
+        const WORDS: [u64; 2] = [u64::MAX / 15, u64::MAX / 15 * 14];
+        let is_whole = |word: u64| WORDS.contains(&word);
+        let shared: Vec<AtomicU64> = (0..20).map(|_| AtomicU64::new(WORDS[0])).collect();
+        let sources = WORDS.map(|word| [word; 20]);
+        let (base, ended) = (shared.as_ptr().cast::<u8>().cast_mut(), AtomicBool::new(false));
+        // Words 1 to 17 are whole in all ranges.
+        let place = |round: usize| (round % 8, 137 + round % 16);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                let mut good = true;
+                while good && !ended.load(Ordering::Relaxed) {
+                    good = shared[1..18].iter().all(|word| is_whole(word.load(Ordering::Relaxed)));
+                }
+                good
+            });
+            for round in 0..60_000 {
+                let (start, len) = place(round);
+                let from = sources[round / 7 % 2].as_ptr().cast::<u8>();
+                // SAFETY: inside both; others make atomic loads only.
+                unsafe {
+                    match round % 2 {
+                        0 => words_to_shared(base.add(start), from.add(round % 5), len),
+                        _ => words_of_both(base.add(start), from.add(start), len),
+                    }
+                }
+            }
+            ended.store(true, Ordering::Relaxed);
+            assert!(looks.join().expect("no panic"), "a part of a word was written");
+        });
+        ended.store(false, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    for value in WORDS {
+                        shared.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+                    }
+                }
+            });
+            let mut good = true;
+            for round in 0..60_000 {
+                let ((start, len), mut target) = (place(round), [0u64; 20]);
+                let to = target.as_mut_ptr().cast::<u8>();
+                // SAFETY: inside both; others make atomic stores only.
+                unsafe {
+                    match round % 2 {
+                        0 => words_from_shared(to.add(start), base.add(start), len),
+                        _ => words_of_both(to.add(start), base.add(start), len),
+                    }
+                }
+                good &= target[1..18].iter().all(|word| is_whole(*word));
+            }
+            ended.store(true, Ordering::Relaxed);
+            assert!(good, "a part of a word was read");
         });
     }
 

@@ -1,7 +1,7 @@
 //! Shared memory as words, which control pages and rings are made of.
 
 use super::SharedSlice;
-use super::copy::{copy_shared, copy_to_or_from_ring};
+use super::copy::{copy_from_ring, copy_shared, copy_to_ring};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of control and ring memory, generic so that loom runs the real ring code over its own atomics.
@@ -108,13 +108,13 @@ impl Words for SharedWords {
     fn write_bytes(&self, index: usize, bytes: &[u8]) {
         let to = self.bytes_at(index, bytes.len());
         // SAFETY: both ranges are valid for bytes.len(); the source is private, so they cannot overlap.
-        unsafe { copy_to_or_from_ring(to, bytes.as_ptr(), bytes.len()) }
+        unsafe { copy_to_ring(to, bytes.as_ptr(), bytes.len()) }
     }
     #[inline]
     fn read_bytes(&self, index: usize, bytes: &mut [u8]) {
         let from = self.bytes_at(index, bytes.len());
         // SAFETY: both ranges are valid for bytes.len(); the target is private, so they cannot overlap.
-        unsafe { copy_to_or_from_ring(bytes.as_mut_ptr(), from, bytes.len()) }
+        unsafe { copy_from_ring(bytes.as_mut_ptr(), from, bytes.len()) }
     }
     #[inline]
     fn write_shared(&self, index: usize, source: SharedSlice) {

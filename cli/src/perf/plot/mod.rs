@@ -5,7 +5,7 @@ mod svg;
 use super::benches::{BENCHES, Bench, check_size};
 use super::rivals::Rivals;
 use super::{Args, Device, Face, Plan, Runtime, jobs};
-use crate::say::complain;
+use crate::say::{complain, say};
 use indicatif::ProgressBar;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +95,7 @@ const SWEEPS: &[Sweep] = &[
     },
 ];
 
-/// Measures the sweeps of a device and writes the pictures; how many.
+/// Measures the sweeps of a device and writes the pictures, each of which is named when it is there.
 ///
 /// # Errors
 /// What could not be measured or written.
@@ -104,8 +104,7 @@ pub fn write(
     (device, folder): (Device, &Path),
     rivals: Option<&Rivals>,
     interrupted: &AtomicBool,
-) -> Result<Vec<String>, String> {
-    let mut written = Vec::new();
+) -> Result<(), String> {
     let progress = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     for sweep in sweeps_of(device) {
         progress.set_message(sweep.file);
@@ -121,10 +120,10 @@ pub fn write(
         };
         let path = folder.join(sweep.file);
         std::fs::write(&path, chart.draw()).map_err(|error| format!("{}: {error}", path.display()))?;
-        written.push(path.display().to_string());
+        progress.suspend(|| say(path.display()));
     }
     progress.finish_and_clear();
-    Ok(written)
+    Ok(())
 }
 
 /// Makes the folder, for what can be asked for.

@@ -104,7 +104,8 @@ impl<T: Element> Window<T> {
     }
 
     /// As [`put_typed`](Self::put_typed), from memory that the put owns and keeps for as long as it takes: where the target is not
-    /// mapped, bytes that lie in one run there are copied for nobody on the way.
+    /// mapped, bytes that are one run of the source are neither packed nor copied on the way, unless it takes more than a message's
+    /// info to describe where they go.
     ///
     /// # Cancel safety
     /// As for `put_typed`.

@@ -110,7 +110,7 @@ impl Memory {
         let mut machine = Machine::new(from)?;
         let mut asks = VecDeque::new();
         // Bytes in one run need not be packed.
-        let run = from.run().filter(|run| run.end <= source.len());
+        let run = from.run().filter(|run| run.end <= source.len() && run.len() as u64 == all);
         let mut first = 0;
         while first < all {
             let most = put_chunk(to, program.len());

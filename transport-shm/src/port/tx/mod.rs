@@ -8,7 +8,7 @@ mod replay;
 mod tests;
 
 use pages::{PageHead, SharedPage};
-use replay::replay_puts;
+use replay::{in_order, replay_puts};
 
 use crate::grants::{Grants, Slot};
 use crate::lane::{Header, KIND_SHORT, LightFence, Producer, max_short, most_words};
@@ -382,6 +382,7 @@ impl Tx {
                     let Some(target) = known.1.slice(descriptor.offset, descriptor.len) else {
                         return fault(taken, Fault::OutOfMemory("a descriptor out of range"));
                     };
+                    in_order();
                     if descriptor.op == Op::Put {
                         match sources.resolve(descriptor) {
                             Some(Payload::Private(bytes)) => target.write(bytes),

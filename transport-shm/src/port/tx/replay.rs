@@ -11,10 +11,11 @@ use zerocopy::IntoBytes;
 /// Words that are worth a record of their own: fewer are read faster one by one.
 const FEWEST_WORDS: usize = 4;
 
-/// What was put is seen before what is put next. A processor that stores in order is told nothing.
+/// What was put is seen before what is put next, and what was got is no later than what is got next. A processor that loads and
+/// stores in order is told nothing.
 #[inline(always)]
-fn in_order() {
-    std::sync::atomic::fence(Ordering::Release);
+pub(super) fn in_order() {
+    std::sync::atomic::fence(Ordering::AcqRel);
 }
 
 /// Carries out the puts of single words at the front of a run that are like the first one but for their places, as that one
