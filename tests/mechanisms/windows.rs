@@ -101,13 +101,20 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
     run(2, options().workers(2), async |job| {
         const LENS: [usize; 8] = [1, 2, 3, 8, 33, 100, 511, 512];
         let window = Arc::new(job.shmalloc::<u64>(LENS.iter().sum()).await.unwrap());
-        let (done, odd) = (job.shmalloc::<u64>(1).await.unwrap(), job.shmalloc::<u8>(8).await.unwrap());
+        // Whether all is put, and whether all was seen.
+        let done = Arc::new(job.shmalloc::<u64>(2).await.unwrap());
+        let odd = job.shmalloc::<u8>(8).await.unwrap();
         assert_eq!(window.atomicity(), 8);
         if job.rank() == Rank(0) {
             job.barrier().await.unwrap();
             let values = [0x1111_1111_1111_1111, 0xeeee_eeee_eeee_eeee].map(|value: u64| [value; 512]);
             // More than sockets take at once, and bytes between the words: what comes ends anywhere within a word.
-            for _ in 0..60 {
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            for batch in 0.. {
+                let seen = done.get(Rank(1), 1).await.unwrap() == 1;
+                if batch >= 60 && (seen || std::time::Instant::now() > end) {
+                    break;
+                }
                 let mut puts = futures::stream::FuturesUnordered::new();
                 for round in 0..64usize {
                     let mut first = 0;
@@ -128,7 +135,7 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
             done.put(Rank(1), 0, 1).await.unwrap();
         } else {
             let (looking, stop) = (window.clone(), Arc::new(AtomicBool::new(false)));
-            let stops = stop.clone();
+            let (stops, tells) = (stop.clone(), done.clone());
             let looks = std::thread::spawn(move || {
                 let (mut words, mut seen) = (vec![0u64; LENS.iter().sum()], [0u64; 256]);
                 while !stops.load(Ordering::Relaxed) {
@@ -136,6 +143,9 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
                     for (at, word) in words.iter().enumerate() {
                         assert_eq!(*word, word.rotate_left(8), "word {at}");
                         seen[*word as usize & 0xff] += 1;
+                    }
+                    if seen[0x11] > 0 && seen[0xee] > 0 {
+                        assert!(tells.store(1, 1), "an element of its own");
                     }
                 }
                 seen
