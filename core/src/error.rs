@@ -130,8 +130,11 @@ pub enum Fault {
     /// The handler on the target panicked; the target goes on.
     #[error("the handler on peer {0} panicked")]
     RemotePanicked(Rank),
-    /// The target runs as many handlers of that protocol as it allows; try again later.
-    #[error("peer {0} is busy: its limit of running handlers is reached")]
+    /// The target runs as many handlers of that protocol as it allows, or has as many bytes of answers for this rank waiting as it
+    /// allows (`POSTHASTE_ANSWER_BYTES`); try again later.
+    #[error(
+        "peer {0} is busy: it runs as many handlers as it may, or too many of its answers to this rank wait"
+    )]
     Busy(Rank),
     /// The target could not decode the request.
     #[error("peer {0} could not decode the message")]

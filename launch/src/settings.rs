@@ -70,14 +70,14 @@ pub enum TcpMode {
 /// | `POSTHASTE_OVERSEND` | `auto` or `always` | `auto` |
 /// | `POSTHASTE_RENDEZVOUS_BYTES` | bytes, at least 1, with K, M or G, or `never` | the library decides |
 /// | `POSTHASTE_STAGE_BYTES` | bytes per group and rank, at least 1, with K, M or G, or `never` | 32M |
-/// | `POSTHASTE_PATTERN_SLOTS` | recorded operations per context, 1 to 16777216 | 262144 |
+/// | `POSTHASTE_PATTERN_SLOTS` | slots for recorded operations per context, 1 to 16777216 | 262144 |
 /// | `POSTHASTE_KEY_FILE` | a file of 64 hexadecimal digits that only its owner, this user, may read | none |
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
     /// Bytes of one lane (`POSTHASTE_LANE_BYTES`).
     pub lane_bytes: usize,
-    /// Requests that may be under way per source and class (`POSTHASTE_CREDITS`).
+    /// Messages that may be under way per sender and protocol that takes credit (`POSTHASTE_CREDITS`).
     pub credits: u32,
     /// Payload bytes of those (`POSTHASTE_CREDIT_BYTES`).
     pub credit_bytes: u64,
@@ -113,8 +113,8 @@ pub struct Settings {
     /// Bytes of a rank's memory that a group's stages may take, where members that share memory lay what they give to each
     /// other in collective operations (`POSTHASTE_STAGE_BYTES`); 0 for never: it goes as messages.
     pub stage_bytes: u64,
-    /// Recorded operations that a context has room for, and up to three times as many as have message info
-    /// (`POSTHASTE_PATTERN_SLOTS`).
+    /// Slots of 64 bytes that a context has for recorded operations: one for each, two for a put with a signal, and up to three more
+    /// for message info (`POSTHASTE_PATTERN_SLOTS`).
     pub pattern_slots: usize,
     /// A file with the job's secret (`POSTHASTE_KEY_FILE`), for jobs whose launcher sets none;
     /// [`JobKey::from_file`](crate::JobKey::from_file) reads it.

@@ -8,7 +8,8 @@ use zerocopy::FromBytes;
 /// Longest payload in bytes that is kept in place.
 pub const INLINE: usize = 31;
 
-/// An owned payload. Anything that owns bytes converts into it without a copy; borrowed bytes are copied.
+/// An owned payload. `Bytes`, vectors and strings convert into it without a copy; arrays and borrowed bytes are copied, and up to
+/// 31 of them kept in place.
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,9 @@
 //! The protocols of Posthaste, over any device: active messages in all their deliveries, requests and replies,
 //! puts and gets on windows and regions, recorded patterns, and the collective exchange beneath windows and barriers.
 //!
-//! Everything is generic over the [`Face`](posthaste_core::Face) of a context: a `Handle` that works from
-//! anywhere, or an owned `Context` that pays for no lock.
+//! Messages, services, controls, multicasts, replays and waits are generic over the [`Face`](posthaste_core::Face) of a context: a
+//! `Handle` that works from anywhere, or an owned `Context` that pays for no lock. Windows, regions, groups, many-to-many and FIFOs
+//! go by a handle, which gets on while the owner of its context drives ([`Drive`](posthaste_core::context::Drive)).
 
 #![forbid(unsafe_code)]
 

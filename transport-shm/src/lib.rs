@@ -1,4 +1,4 @@
-//! The device over shared memory: ranks of one host talk through one sealed, sparse memfd.
+//! The device over shared memory: ranks of one node (a host, or a part of one) talk through one sealed, sparse memfd.
 //!
 //! Lanes carry small messages, pages of the sender larger ones; windows and regions are written and read in
 //! place. A sleeping rank is woken through a pipe, whose breaking also tells the others that it is gone.

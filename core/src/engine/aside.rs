@@ -16,7 +16,7 @@ use crate::protocol::ReplyTo;
 use crate::wire;
 use std::collections::VecDeque;
 
-/// Most bytes that are set aside for one peer; a packet counts for half of it at most.
+/// Most bytes that are set aside for one peer; what a packet counts for is said at [`cost`].
 const LIMIT: usize = 1 << 20;
 
 /// What waits of one peer. Never empty while the peer has it.
