@@ -6,8 +6,6 @@
 
 mod support;
 
-const TRANSPORT: support::Transport = support::Transport::Shm;
-
 use posthaste::{Job, Message, Scope};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,8 +4,6 @@
 
 mod support;
 
-const TRANSPORT: support::Transport = support::Transport::Shm;
-
 use posthaste::{ContextId, FifoOptions, Message, Rank, Scope};
 use support::lines::Lines;
 use support::{options, run, soon, until};

@@ -1,12 +1,12 @@
 //! What a user's closures do wrong that are no handlers of messages, and leaving while work is left.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{case, options, run, soon, until};
 use posthaste::{ContextId, Fault, Message, Rank, Scope};
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-#[test]
+case!(fault_a_panic_of_posted_work_or_of_an_error_handler_ends_nothing_else);
 fn fault_a_panic_of_posted_work_or_of_an_error_handler_ends_nothing_else() {
     run(3, options().body_leaves(), async |job| {
         let me = job.rank();
@@ -46,7 +46,7 @@ fn fault_a_panic_of_posted_work_or_of_an_error_handler_ends_nothing_else() {
     });
 }
 
-#[test]
+case!(fault_leaving_beside_an_owned_context_that_nobody_polls_does_not_hang);
 fn fault_leaving_beside_an_owned_context_that_nobody_polls_does_not_hang() {
     run(2, options().body_leaves(), async |job| {
         job.barrier().await.unwrap();
@@ -58,7 +58,7 @@ fn fault_leaving_beside_an_owned_context_that_nobody_polls_does_not_hang() {
     });
 }
 
-#[test]
+case!(fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves);
 fn fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves() {
     run(2, options().body_leaves(), async |job| {
         let arrived = job.counter();

@@ -1,6 +1,6 @@
 //! A memory control group that is smaller than what the job asks for.
 
-use crate::support::{options, others, run, sealed, soon, unseal};
+use crate::support::{case, options, others, run, sealed, soon, unseal};
 use posthaste::{Error, Fault, MemoryError, Message, Rank, RmaError, Scope};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ impl Drop for Group {
     }
 }
 
-#[test]
+case!(fault_memory_over_the_control_groups_limit_is_a_typed_error_and_nobody_is_killed);
 fn fault_memory_over_the_control_groups_limit_is_a_typed_error_and_nobody_is_killed() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let group = if rank { Err(String::new()) } else { Group::make() };

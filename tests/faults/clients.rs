@@ -1,6 +1,6 @@
 //! Clients that leave while their process lives on.
 
-use crate::support::{barrier_before_death, here, options, run, run_as, soon, until};
+use crate::support::{barrier_before_death, case, here, options, run, run_as, soon, until};
 use posthaste::{CallError, ConnectionManager, Fault, LossCause, Message, Part, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,19 +33,19 @@ fn a_client_leaves_unmet(test: &str, number: u16) {
     });
 }
 
-#[test]
+case!(fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left);
 fn fault_a_client_that_left_before_anybody_met_it_is_known_to_have_left() {
     let test = here!();
     a_client_leaves_unmet(test, 1);
 }
 
-#[test]
+case!(fault_a_client_with_a_high_number_that_left_before_anybody_met_it_is_known_to_have_left);
 fn fault_a_client_with_a_high_number_that_left_before_anybody_met_it_is_known_to_have_left() {
     let test = here!();
     a_client_leaves_unmet(test, 64);
 }
 
-#[test]
+case!(fault_what_a_client_sent_before_it_left_arrives);
 fn fault_what_a_client_sent_before_it_left_arrives() {
     const MESSAGES: u64 = 3000;
     run(4, options().clients(2), async |job| {
@@ -80,7 +80,7 @@ fn fault_what_a_client_sent_before_it_left_arrives() {
     });
 }
 
-#[test]
+case!(fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone_of_the_job);
 fn fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone_of_the_job() {
     run(3, options().body_leaves(), async |job| {
         let (me, gone) = (job.rank(), Rank(2));
@@ -101,7 +101,7 @@ fn fault_a_rank_that_left_is_known_to_have_left_though_its_process_keeps_a_clone
     });
 }
 
-#[test]
+case!(fault_ranks_leave_though_each_holds_what_the_other_has_sent_under_a_name_that_it_has_not);
 fn fault_ranks_leave_though_each_holds_what_the_other_has_sent_under_a_name_that_it_has_not() {
     run(2, options().body_leaves(), async |job| {
         let (me, peer) = (job.rank(), Rank(1 - job.rank().0));
@@ -119,7 +119,7 @@ fn fault_ranks_leave_though_each_holds_what_the_other_has_sent_under_a_name_that
     });
 }
 
-#[test]
+case!(fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left);
 fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
     run(3, options().clients(2).killed(2).body_leaves(), async |job| {
         let second = job.client(1).await.unwrap();
@@ -148,7 +148,7 @@ fn fault_a_client_goes_on_when_the_one_that_was_opened_before_it_has_left() {
     });
 }
 
-#[test]
+case!(fault_a_client_that_is_opened_after_a_death_knows_of_it);
 fn fault_a_client_that_is_opened_after_a_death_knows_of_it() {
     run(3, options().clients(2).killed(2).body_leaves(), async |job| {
         let gone = Rank(2);

@@ -5,7 +5,7 @@
 
 use crate::processes::{GONE, Words, kill, number_behind};
 use crate::support::fork::fork;
-use crate::support::{options, others, process_state, run, sealed, soon, unseal, wait_for};
+use crate::support::{case, options, others, process_state, run, sealed, soon, unseal, wait_for};
 use posthaste::{CallError, Fault, Message, Rank, Scope};
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A rank's own clocks, ahead of the others' by days.
 const OTHER_CLOCKS: &str = "unshare --time --monotonic 1000000 --boottime 3000000";
 
-#[test]
+case!(fault_a_rank_with_other_clocks_meets_its_deadlines_and_its_death_is_seen);
 fn fault_a_rank_with_other_clocks_meets_its_deadlines_and_its_death_is_seen() {
     if std::env::var_os("POSTHASTE_JOB").is_none() {
         let allowed = Command::new("sh").args(["-c", &format!("{OTHER_CLOCKS} true")]).output();
@@ -92,7 +92,7 @@ fn fault_a_rank_with_other_clocks_meets_its_deadlines_and_its_death_is_seen() {
     });
 }
 
-#[test]
+case!(fault_a_clock_that_is_set_moves_nothing_because_nobody_asks_for_the_time_of_day);
 fn fault_a_clock_that_is_set_moves_nothing_because_nobody_asks_for_the_time_of_day() {
     fn scan(dir: &Path, files: &mut usize) {
         for entry in std::fs::read_dir(dir).unwrap().flatten() {

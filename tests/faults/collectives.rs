@@ -1,6 +1,6 @@
 //! Collective operations that cannot end well: they end with an error on every rank, and nobody waits for ever.
 
-use crate::support::{Random, barrier_before_death, options, run, soon, wait_for};
+use crate::support::{Random, barrier_before_death, case, options, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     Collective, CollectiveError, Counter, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError,
@@ -54,7 +54,7 @@ fn word(job: &Job) -> (posthaste::ActiveMessage, Counter) {
     (message, heard)
 }
 
-#[test]
+case!(fault_after_a_death_every_collective_of_every_survivor_ends_with_that_loss);
 fn fault_after_a_death_every_collective_of_every_survivor_ends_with_that_loss() {
     const SIZE: u32 = 5;
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
@@ -95,7 +95,7 @@ fn fault_after_a_death_every_collective_of_every_survivor_ends_with_that_loss() 
     }
 }
 
-#[test]
+case!(fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in);
 fn fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in() {
     for size in [3, 4, 7] {
         run(size, options().body_leaves(), async |job| {
@@ -115,7 +115,7 @@ fn fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in()
     }
 }
 
-#[test]
+case!(fault_ranks_of_several_contexts_leave_right_after_a_barrier);
 fn fault_ranks_of_several_contexts_leave_right_after_a_barrier() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     for _ in 0..if rank { 1 } else { 8 } {
@@ -142,7 +142,7 @@ fn calls_of(error: &Error) -> Vec<String> {
     calls
 }
 
-#[test]
+case!(fault_collective_calls_that_do_not_match_are_told_to_all);
 fn fault_collective_calls_that_do_not_match_are_told_to_all() {
     for case in ["shmalloc", "gather", "length", "free"] {
         for size in [2, 3, 6] {
@@ -283,13 +283,13 @@ async fn reuse(job: Job, loss: bool) {
     job.leave().await.unwrap();
 }
 
-#[test]
+case!(fault_i10_a_windows_range_is_reused_only_after_every_rank_released_it);
 fn fault_i10_a_windows_range_is_reused_only_after_every_rank_released_it() {
     let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "frees");
     run(3, limited, async |job| reuse(job, false).await);
 }
 
-#[test]
+case!(fault_i10_a_windows_range_is_reused_once_its_last_user_is_dead);
 fn fault_i10_a_windows_range_is_reused_once_its_last_user_is_dead() {
     let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "dies");
     let dying = limited.killed(2).during(|job| {
@@ -299,7 +299,7 @@ fn fault_i10_a_windows_range_is_reused_once_its_last_user_is_dead() {
     run(3, dying, async |job| reuse(job, false).await);
 }
 
-#[test]
+case!(fault_i10_a_windows_range_is_not_reused_while_a_survivor_of_a_death_uses_it);
 fn fault_i10_a_windows_range_is_not_reused_while_a_survivor_of_a_death_uses_it() {
     let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M").env("POSTHASTE_TEST_CASE", "frees");
     let dying = limited.killed(3).during(|job| {
@@ -309,7 +309,7 @@ fn fault_i10_a_windows_range_is_not_reused_while_a_survivor_of_a_death_uses_it()
     run(4, dying, async |job| reuse(job, true).await);
 }
 
-#[test]
+case!(fault_i10_a_window_that_was_never_made_leaves_no_memory_taken);
 fn fault_i10_a_window_that_was_never_made_leaves_no_memory_taken() {
     // Rank 1 never takes part: the others are told when it leaves, and what they had taken comes back.
     run(3, options().body_leaves().env("POSTHASTE_SEGMENT", "2M"), async |job| {
@@ -378,19 +378,19 @@ async fn amid_a_put_of_a_thread(job: Job, leaves: bool) {
     job.leave().await.unwrap();
 }
 
-#[test]
+case!(fault_i10_nothing_of_a_rank_that_leaves_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew);
 fn fault_i10_nothing_of_a_rank_that_leaves_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew() {
     let options = options().body_leaves().workers(2).env("POSTHASTE_SEGMENT", "200M");
     run(2, options, async |job| amid_a_put_of_a_thread(job, true).await);
 }
 
-#[test]
+case!(fault_i10_nothing_of_a_rank_that_frees_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew);
 fn fault_i10_nothing_of_a_rank_that_frees_amid_a_put_of_a_thread_reaches_memory_that_is_taken_anew() {
     let options = options().body_leaves().workers(2).env("POSTHASTE_SEGMENT", "200M");
     run(2, options, async |job| amid_a_put_of_a_thread(job, false).await);
 }
 
-#[test]
+case!(fault_members_that_make_different_persistent_collectives_are_told_and_go_on);
 fn fault_members_that_make_different_persistent_collectives_are_told_and_go_on() {
     use posthaste::persistent::{PersistentCall, PersistentError, PersistentKind};
     run(3, options(), async |job| {
@@ -429,7 +429,7 @@ fn limit_addresses(limit: rustix::process::Rlimit) {
     rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
 }
 
-#[test]
+case!(fault_a_member_that_cannot_make_a_persistent_collective_tells_the_others);
 fn fault_a_member_that_cannot_make_a_persistent_collective_tells_the_others() {
     use posthaste::persistent::PersistentError;
     run(3, options().env("POSTHASTE_SEGMENT", "256M"), async |job| {

@@ -1,6 +1,6 @@
 //! Futures that are dropped at any poll or forgotten, leases that are forgotten, runtimes that end too early.
 
-use crate::support::{Random, options, payload, run, run_unjoined, sealed, soon, unseal, until};
+use crate::support::{Random, case, options, payload, run, run_unjoined, sealed, soon, unseal, until};
 use posthaste::{
     CallError, CollectiveError, Fault, Message, OwnedMessage, Rank, RmaError, Scope, ServiceOptions,
 };
@@ -91,21 +91,21 @@ fn futures_join<F: Future>(list: impl Iterator<Item = F>) -> impl Future<Output 
     ::futures::future::join_all(list.collect::<Vec<_>>())
 }
 
-#[test]
+case!(fault_a_send_dropped_at_any_poll_is_sent_whole_or_not_at_all);
 fn fault_a_send_dropped_at_any_poll_is_sent_whole_or_not_at_all() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "4096").env("POSTHASTE_CREDITS", "4"), async |job| {
         give_up_sends(job).await;
     });
 }
 
-#[test]
+case!(fault_a_send_dropped_at_any_poll_gives_back_its_only_credit);
 fn fault_a_send_dropped_at_any_poll_gives_back_its_only_credit() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "1024").env("POSTHASTE_CREDITS", "1"), async |job| {
         give_up_sends(job).await;
     });
 }
 
-#[test]
+case!(fault_calls_dropped_at_any_poll_leave_nothing_behind);
 fn fault_calls_dropped_at_any_poll_leave_nothing_behind() {
     run(2, options().env("POSTHASTE_CREDITS", "3").env("POSTHASTE_LANE_BYTES", "4096"), async |job| {
         let handled = Arc::new(AtomicUsize::new(0));
@@ -140,7 +140,7 @@ fn fault_calls_dropped_at_any_poll_leave_nothing_behind() {
     });
 }
 
-#[test]
+case!(fault_puts_gets_replays_and_receives_dropped_at_any_poll_harm_nobody);
 fn fault_puts_gets_replays_and_receives_dropped_at_any_poll_harm_nobody() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1 << 18).await.unwrap();
@@ -176,7 +176,7 @@ fn fault_puts_gets_replays_and_receives_dropped_at_any_poll_harm_nobody() {
     });
 }
 
-#[test]
+case!(fault_forgotten_futures_and_leases_cost_what_was_forgotten);
 fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -299,7 +299,7 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
     assert!(matches!(waited, Err(posthaste::Error::Fault(Fault::Shutdown))), "{waited:?}");
 }
 
-#[test]
+case!(fault_a_runtime_that_shuts_down_ends_ten_thousand_pending_operations);
 fn fault_a_runtime_that_shuts_down_ends_ten_thousand_pending_operations() {
     // Whoever drives the contexts: the runtime itself, or a thread of the library.
     for driver in ["task", "thread"] {
@@ -310,7 +310,7 @@ fn fault_a_runtime_that_shuts_down_ends_ten_thousand_pending_operations() {
     }
 }
 
-#[test]
+case!(fault_leaving_a_job_ends_ten_thousand_pending_operations);
 fn fault_leaving_a_job_ends_ten_thousand_pending_operations() {
     // Nine tenths of them wait for credit.
     let few = options().env("POSTHASTE_CREDITS", "1000");
@@ -321,7 +321,7 @@ fn fault_leaving_a_job_ends_ten_thousand_pending_operations() {
     });
 }
 
-#[test]
+case!(fault_a_send_whose_options_change_amid_it_loses_no_credit);
 fn fault_a_send_whose_options_change_amid_it_loses_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (note, mut notes) = job.stream("note").unwrap();

@@ -1,7 +1,6 @@
 //! Collective operations on groups that cannot end well.
 
-use crate::TRANSPORT;
-use crate::support::{Random, Transport, barrier_before_death, options, run, soon};
+use crate::support::{Random, Transport, barrier_before_death, case, options, run, soon, transport};
 use posthaste::collective::{Execution, Executor, PhaseByPhase, Program, Step, Turn};
 use posthaste::{Algorithm, Collective, CollectiveError, Fault, Group, Rank, Reduce};
 use std::sync::Arc;
@@ -41,7 +40,7 @@ async fn one(group: &Group, random: &mut Random) -> Result<(), CollectiveError> 
     }
 }
 
-#[test]
+case!(fault_whoever_dies_every_members_operation_ends_with_that_loss);
 fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     for number in 0..if rank { 1 } else { 8 } {
@@ -61,7 +60,7 @@ fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
                 Ok(group) => group.unwrap(),
                 // Over sockets the others may be that far already: what a rank has sent may die with it.
                 Err(error) => {
-                    assert!(TRANSPORT != Transport::Shm && error == lost, "{error}");
+                    assert!(transport() != Transport::Shm && error == lost, "{error}");
                     assert_eq!(soon("a barrier", world.barrier()).await, Err(lost));
                     return job.leave().await.unwrap();
                 }
@@ -75,7 +74,7 @@ fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
                     crate::support::kill_self();
                 }
                 let result = soon("an operation", one(group, &mut random)).await;
-                if turn < last && TRANSPORT == Transport::Shm {
+                if turn < last && transport() == Transport::Shm {
                     assert_eq!(result, Ok(()), "turn {turn}");
                 }
                 if let Err(error) = result {
@@ -92,7 +91,7 @@ fn fault_whoever_dies_every_members_operation_ends_with_that_loss() {
     }
 }
 
-#[test]
+case!(fault_calls_that_differ_end_with_both_names_on_all_ranks);
 fn fault_calls_that_differ_end_with_both_names_on_all_ranks() {
     run(4, options(), async |job| {
         let group = job.world().split(Some(0), 0).await.unwrap().unwrap();
@@ -111,7 +110,7 @@ fn fault_calls_that_differ_end_with_both_names_on_all_ranks() {
     });
 }
 
-#[test]
+case!(fault_whoever_dies_every_short_exchange_ends_with_that_loss);
 fn fault_whoever_dies_every_short_exchange_ends_with_that_loss() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     for number in 0..if rank { 1 } else { 8 } {
@@ -148,7 +147,7 @@ fn fault_whoever_dies_every_short_exchange_ends_with_that_loss() {
     }
 }
 
-#[test]
+case!(fault_a_group_that_one_rank_drops_ends_for_the_others_with_its_name);
 fn fault_a_group_that_one_rank_drops_ends_for_the_others_with_its_name() {
     run(4, options(), async |job| {
         let world = job.world();
@@ -170,7 +169,7 @@ fn fault_a_group_that_one_rank_drops_ends_for_the_others_with_its_name() {
     });
 }
 
-#[test]
+case!(fault_a_multicast_tells_whom_it_did_not_reach);
 fn fault_a_multicast_tells_whom_it_did_not_reach() {
     run(4, options().body_leaves().killed(3), async |job| {
         let heard = job.counter();
@@ -202,7 +201,7 @@ fn fault_a_multicast_tells_whom_it_did_not_reach() {
     });
 }
 
-#[test]
+case!(fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_alike_everywhere);
 fn fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_alike_everywhere() {
     run(3, options().body_leaves().killed(2), async |job| {
         let window = job.shmalloc::<u64>(4).await.unwrap();
@@ -233,7 +232,7 @@ fn fault_no_group_is_made_with_a_rank_that_is_gone_and_what_is_freed_then_ends_a
     });
 }
 
-#[test]
+case!(fault_a_member_that_starts_late_is_no_reason_to_cut_anybody_off);
 fn fault_a_member_that_starts_late_is_no_reason_to_cut_anybody_off() {
     run(9, options(), async |job| {
         // Blocks of 16 KiB, eight of which come to a member from its neighbour whether it has started or not.
@@ -252,7 +251,7 @@ fn fault_a_member_that_starts_late_is_no_reason_to_cut_anybody_off() {
     });
 }
 
-#[test]
+case!(fault_what_was_sent_before_an_orderly_leave_counts);
 fn fault_what_was_sent_before_an_orderly_leave_counts() {
     run(3, options().body_leaves(), async |job| {
         let (world, me) = (job.world(), job.rank().index());
@@ -289,7 +288,7 @@ impl posthaste::collective::Schedule for Nothing {
     }
 }
 
-#[test]
+case!(fault_a_window_that_cannot_be_agreed_upon_takes_nothing_from_others);
 fn fault_a_window_that_cannot_be_agreed_upon_takes_nothing_from_others() {
     run(2, options(), async |job| {
         let world = job.world();
@@ -320,7 +319,7 @@ fn fault_a_window_that_cannot_be_agreed_upon_takes_nothing_from_others() {
     });
 }
 
-#[test]
+case!(fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members);
 fn fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members() {
     use posthaste::persistent::PersistentError;
     run(3, options(), async |job| {
@@ -333,7 +332,7 @@ fn fault_a_closure_that_panics_in_a_persistent_reduction_ends_it_on_all_members(
     });
 }
 
-#[test]
+case!(fault_a_persistent_collective_that_one_gives_up_amid_ends_on_all_members);
 fn fault_a_persistent_collective_that_one_gives_up_amid_ends_on_all_members() {
     use posthaste::persistent::PersistentError;
     run(3, options(), async |job| {
@@ -363,7 +362,7 @@ fn fault_a_persistent_collective_that_one_gives_up_amid_ends_on_all_members() {
     });
 }
 
-#[test]
+case!(fault_a_persistent_collective_that_one_drops_ends_for_those_who_use_it_on);
 fn fault_a_persistent_collective_that_one_drops_ends_for_those_who_use_it_on() {
     use posthaste::persistent::PersistentError;
     run(4, options(), async |job| {
@@ -401,7 +400,7 @@ fn fault_a_persistent_collective_that_one_drops_ends_for_those_who_use_it_on() {
     });
 }
 
-#[test]
+case!(fault_persistent_collectives_that_are_dropped_after_their_last_use_end_well_for_the_slow);
 fn fault_persistent_collectives_that_are_dropped_after_their_last_use_end_well_for_the_slow() {
     run(4, options(), async |job| {
         let (world, me) = (job.world(), job.rank());
@@ -437,7 +436,7 @@ fn fault_persistent_collectives_that_are_dropped_after_their_last_use_end_well_f
     });
 }
 
-#[test]
+case!(fault_persistent_collectives_that_are_made_at_once_are_told_apart);
 fn fault_persistent_collectives_that_are_made_at_once_are_told_apart() {
     run(3, options(), async |job| {
         let (world, me) = (job.world(), job.rank());
@@ -472,7 +471,7 @@ fn fault_persistent_collectives_that_are_made_at_once_are_told_apart() {
     });
 }
 
-#[test]
+case!(fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent);
 fn fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent() {
     run(2, options(), async |job| {
         // A call that is refused breaks its group.
@@ -494,7 +493,7 @@ fn fault_lengths_that_no_memory_has_are_refused_before_anything_is_sent() {
     });
 }
 
-#[test]
+case!(fault_groups_for_which_nobody_asks_are_refused_and_their_founder_is_told);
 fn fault_groups_for_which_nobody_asks_are_refused_and_their_founder_is_told() {
     run(2, options(), async |job| {
         let groups = job.collectives();
@@ -574,7 +573,7 @@ impl Execution for FlawedOperation {
     }
 }
 
-#[test]
+case!(fault_an_executor_that_fails_ends_the_operation_on_all_members);
 fn fault_an_executor_that_fails_ends_the_operation_on_all_members() {
     run(4, options(), async |job| {
         let world = job.world();

@@ -1,7 +1,7 @@
 //! A rank that writes where and what it must not.
 
 use crate::support::{
-    Random, barrier_before_death, options, others, run, sealed, soon, unseal, until, wait_for,
+    Random, barrier_before_death, case, options, others, run, sealed, soon, unseal, until, wait_for,
 };
 use posthaste::components::shm::{Layout, Sizes};
 use posthaste::{CallError, ClientId, ContextId, Endpoint, Fault, Job, Message, Rank, Scope};
@@ -98,7 +98,7 @@ async fn write_garbage(job: &Job, message: &posthaste::ActiveMessage, time: Dura
     garbage.join().unwrap();
 }
 
-#[test]
+case!(fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off);
 fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
     let printed = run(3, options().body_leaves(), async |job| {
         let Honest { never, message, own, received, told } = register(&job);
@@ -141,7 +141,7 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
     }
 }
 
-#[test]
+case!(fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiting_for_it);
 fn fault_a_window_that_a_rank_which_was_cut_off_may_reach_is_freed_without_waiting_for_it() {
     // Of 32 MiB, so that there is no room for two.
     const LONG: usize = 20 << 20;
@@ -205,9 +205,9 @@ const IMPOSSIBLE: [(&str, u64); 11] = [
     ("a batch of more messages than there can be", 4 | 64 << 32),
 ];
 
+case!(fault_a_peer_that_writes_an_impossible_record_is_cut_off);
 /// Every word of the ring is the same, so wherever the reader looks, the record is wrong in just that way and nothing
 /// but a look at the header (or, last, at the page) can tell it.
-#[test]
 fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
     for (number, (what, word)) in IMPOSSIBLE.into_iter().enumerate() {
         let number = number.to_string();
@@ -248,7 +248,7 @@ fn fault_a_peer_that_writes_an_impossible_record_is_cut_off() {
     }
 }
 
-#[test]
+case!(fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody);
 fn fault_a_peer_that_scribbles_over_the_whole_arena_crashes_nobody() {
     for seed in 0..4u64 {
         let seed = seed.to_string();

@@ -1,8 +1,8 @@
 //! Ranks killed by SIGKILL: at random times, at every named point, all at once.
 
 use crate::support::{
-    Options, Random, Transport, barrier_before_death, options, run, sealed, soak, soon, state_dirs_are_clean,
-    unseal, until, wait_for,
+    Options, Random, Transport, barrier_before_death, case, options, run, sealed, soak, soon,
+    state_dirs_are_clean, transport, unseal, until, wait_for,
 };
 use posthaste::launcher::RankEnd;
 use posthaste::{
@@ -20,7 +20,7 @@ fn now_us() -> u64 {
 
 /// How often something is done: as often as is promised over shared memory and in the soak form, else a tenth of that.
 fn rounds(all: u64) -> u64 {
-    if soak() || crate::TRANSPORT == Transport::Shm { all } else { all.div_ceil(10) }
+    if soak() || transport() == Transport::Shm { all } else { all.div_ceil(10) }
 }
 
 fn seed() -> u64 {
@@ -199,12 +199,12 @@ async fn survive(job: Job, victims: u32) {
     job.leave().await.unwrap();
 }
 
-#[test]
+case!(fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed);
 fn fault_ranks_killed_at_random_times_are_lost_to_all_and_nobody_else_is_harmed() {
     kill_at_random(rounds(67), |options| run(2 + VICTIMS, options, async |job| survive(job, VICTIMS).await));
 }
 
-#[test]
+case!(fault_ranks_killed_at_random_times_with_time_to_spare);
 fn fault_ranks_killed_at_random_times_with_time_to_spare() {
     kill_at_random(rounds(67), |options| {
         let paced = options.env("POSTHASTE_TEST_PACED", "1");
@@ -481,13 +481,13 @@ async fn pass_through_everything(job: Job) {
     consumer.await.unwrap();
 }
 
-#[test]
+case!(fault_a_rank_killed_at_each_named_point_is_lost_to_all);
 fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
     let names = failpoints();
     assert!(names.len() >= 15, "{names:?}");
     let only = std::env::var("POSTHASTE_TEST_FAILPOINT").ok();
     // What belongs to neither device concerns both.
-    let passed = |name: &String| match crate::TRANSPORT {
+    let passed = |name: &String| match transport() {
         Transport::Shm => !name.starts_with("tcp."),
         Transport::Tcp => ["tcp.", "rendezvous.", "credit."].iter().any(|part| name.starts_with(part)),
         // One of the two others only is connected with.
@@ -520,7 +520,7 @@ fn fault_a_rank_killed_at_each_named_point_is_lost_to_all() {
     }
 }
 
-#[test]
+case!(fault_all_ranks_killed_leave_nothing_behind);
 fn fault_all_ranks_killed_leave_nothing_behind() {
     let rank = std::env::var_os("POSTHASTE_JOB").is_some();
     let mut random = Random(if rank { 0 } else { seed() });
@@ -551,7 +551,7 @@ fn fault_all_ranks_killed_leave_nothing_behind() {
     state_dirs_are_clean();
 }
 
-#[test]
+case!(fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_lives);
 #[allow(clippy::zombie_processes, reason = "the rank dies before the child does: that is what is tested")]
 fn fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_lives() {
     run(2, options().body_leaves().killed(1), async |job| {
@@ -569,8 +569,8 @@ fn fault_a_rank_that_executed_a_program_and_died_is_lost_although_the_program_li
     });
 }
 
+case!(fault_a_loss_is_told_with_its_cause);
 /// A loss is told with its cause: what the kernel says of a process, and what a connection shows of one that was cut.
-#[test]
 fn fault_a_loss_is_told_with_its_cause() {
     run(3, options().body_leaves().killed(1), async |job| {
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
@@ -582,7 +582,7 @@ fn fault_a_loss_is_told_with_its_cause() {
         let end = soon("the loss", never.call(Rank(1), ())).await;
         assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(Rank(1)))));
         let cause = job.loss_of(Rank(1));
-        let known = match crate::TRANSPORT {
+        let known = match transport() {
             Transport::Shm => cause == Some(LossCause::Exited),
             // Its launcher may have seen the process end before its connection showed it.
             Transport::Tcp | Transport::Nodes => matches!(

@@ -1,6 +1,6 @@
 //! A rank that leaves in order while others still want something of it.
 
-use crate::support::{here, options, run, run_as, sealed, soon, unseal, until};
+use crate::support::{case, here, options, run, run_as, sealed, soon, unseal, until};
 use posthaste::{CallError, ContextId, Error, Fault, Job, Message, Rank, RmaError, Scope, SendError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const CLOSED: Fault = Fault::PeerClosed(Rank(1));
 
-#[test]
+case!(fault_a_rank_that_leaves_ends_every_pending_operation_with_peer_closed);
 fn fault_a_rank_that_leaves_ends_every_pending_operation_with_peer_closed() {
     run(3, options().body_leaves().env("POSTHASTE_CREDITS", "4"), async |job| {
         let me = job.rank();
@@ -84,7 +84,7 @@ fn fault_a_rank_that_leaves_ends_every_pending_operation_with_peer_closed() {
     });
 }
 
-#[test]
+case!(fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it);
 fn fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it() {
     run(2, options().clients(2), async |job| {
         let second = job.client(1).await.unwrap();
@@ -109,7 +109,7 @@ fn fault_a_client_that_leaves_takes_no_other_client_of_its_rank_with_it() {
     });
 }
 
-#[test]
+case!(fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives);
 fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
     run(2, options().contexts(3).body_leaves(), async |job| {
         let count: Arc<AtomicU64> = Arc::default();
@@ -150,7 +150,7 @@ fn fault_what_the_other_contexts_of_a_rank_sent_before_it_left_arrives() {
     });
 }
 
-#[test]
+case!(fault_what_is_begun_after_the_leave_ends_with_an_error);
 fn fault_what_is_begun_after_the_leave_ends_with_an_error() {
     run(2, options().body_leaves(), async |job| {
         let window = job.shmalloc::<u64>(4).await.unwrap();
@@ -180,7 +180,7 @@ fn fault_what_is_begun_after_the_leave_ends_with_an_error() {
     });
 }
 
-#[test]
+case!(fault_a_client_that_is_left_by_two_of_its_clones_takes_no_other_one_with_it);
 fn fault_a_client_that_is_left_by_two_of_its_clones_takes_no_other_one_with_it() {
     run(2, options().clients(2), async |job| {
         let second = job.client(1).await.unwrap();
@@ -237,14 +237,14 @@ fn what_was_sent_for_a_name_to_come_counts(test: &str, messages: impl Fn(&Job) -
     });
 }
 
-#[test]
+case!(fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave);
 fn fault_what_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
     let test = here!();
     // The second is more than is set aside for a name that the receiver does not know yet: the device keeps it.
     what_was_sent_for_a_name_to_come_counts(test, |_| 2, 600_000);
 }
 
-#[test]
+case!(fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave);
 fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
     let test = here!();
     // More than is set aside, and over sockets little more: the kernel has room for it though nobody reads.
@@ -252,7 +252,7 @@ fn fault_all_that_a_rank_has_sent_for_a_name_to_come_counts_after_its_leave() {
     what_was_sent_for_a_name_to_come_counts(test, messages, 100_000);
 }
 
-#[test]
+case!(fault_all_controls_that_a_rank_has_sent_for_a_name_to_come_count_after_its_leave);
 fn fault_all_controls_that_a_rank_has_sent_for_a_name_to_come_count_after_its_leave() {
     // More than are kept for a name that the receiver does not know yet.
     const CONTROLS: u64 = 400;

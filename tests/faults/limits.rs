@@ -1,8 +1,8 @@
 //! What the system refuses or limits.
 
-use crate::TRANSPORT;
 use crate::support::{
-    Transport, here, is_launcher_with, options, others, run, run_unjoined, sealed, soon, unseal,
+    Transport, case, here, is_launcher_with, options, others, run, run_unjoined, sealed, soon, transport,
+    unseal,
 };
 use posthaste::{
     CallError, Error, Fault, Job, MemoryError, Message, Rank, Region, RmaError, Scope, SendError,
@@ -40,7 +40,7 @@ async fn exercise(job: &Job) {
     job.barrier().await.unwrap();
 }
 
-#[test]
+case!(fault_memfd_refused_is_no_obstacle);
 fn fault_memfd_refused_is_no_obstacle() {
     if is_launcher_with(here!(), &[("POSTHASTE_TEST_NO_MEMFD", "1")]) {
         run(3, options(), async |job| {
@@ -51,15 +51,15 @@ fn fault_memfd_refused_is_no_obstacle() {
     }
 }
 
-#[test]
+case!(fault_membarrier_refused_is_no_obstacle);
 fn fault_membarrier_refused_is_no_obstacle() {
     run(3, options().env("POSTHASTE_TEST_NO_MEMBARRIER", "1"), async |job| exercise(&job).await);
 }
 
+case!(fault_membarrier_refused_to_one_rank_loses_no_wake_up);
 /// Where one rank is refused what the others rely on, whether it comes first or last, none sleeps through a message.
-#[test]
 fn fault_membarrier_refused_to_one_rank_loses_no_wake_up() {
-    if TRANSPORT == Transport::Tcp {
+    if transport() == Transport::Tcp {
         return; // nobody looks at another's memory
     }
     for late in [0, 1] {
@@ -83,10 +83,10 @@ fn fault_membarrier_refused_to_one_rank_loses_no_wake_up() {
     }
 }
 
+case!(fault_dear_fences_hold_up_nobody);
 /// Where a heavy fence takes as long as a tick of the clock, sleeps do not wait for it, and none is slept through a message.
-#[test]
 fn fault_dear_fences_hold_up_nobody() {
-    if TRANSPORT == Transport::Tcp {
+    if transport() == Transport::Tcp {
         return; // nobody looks at another's memory
     }
     let options = options().env("POSTHASTE_TEST_DEAR_FENCE_US", "50000").env("POSTHASTE_SPIN_US", "0");
@@ -109,7 +109,7 @@ fn fault_dear_fences_hold_up_nobody() {
     });
 }
 
-#[test]
+case!(fault_little_private_memory_is_no_obstacle);
 fn fault_little_private_memory_is_no_obstacle() {
     // What all share, of which there are addresses for far more than is ever used, is nobody's own: neither this limit nor
     // a system that promises no more than it has (`vm.overcommit_memory=2`) counts it.
@@ -117,7 +117,7 @@ fn fault_little_private_memory_is_no_obstacle() {
     run(3, options, async |job| exercise(&job).await);
 }
 
-#[test]
+case!(fault_too_few_descriptors_are_a_typed_error);
 fn fault_too_few_descriptors_are_a_typed_error() {
     // From a process without other tests, whose descriptors would give those of the ranks numbers beyond the limit, and leave
     // the low ones free.
@@ -156,7 +156,7 @@ fn fault_too_few_descriptors_are_a_typed_error() {
     assert!(rank || (refused > 0 && joined > 0), "{refused} refused, {joined} joined");
 }
 
-#[test]
+case!(fault_too_few_addresses_are_a_typed_error_that_names_the_setting);
 fn fault_too_few_addresses_are_a_typed_error_that_names_the_setting() {
     let joined = |segment: &str| {
         let low = options().after_shell_command("ulimit -v 4000000").env("POSTHASTE_SEGMENT", segment);
@@ -176,7 +176,7 @@ fn fault_too_few_addresses_are_a_typed_error_that_names_the_setting() {
     }
 }
 
-#[test]
+case!(fault_memory_over_the_jobs_limit_is_a_typed_error_and_the_job_goes_on);
 fn fault_memory_over_the_jobs_limit_is_a_typed_error_and_the_job_goes_on() {
     run(3, options().env("POSTHASTE_MEMORY_LIMIT", "8M"), async |job| {
         for _ in 0..3 {
@@ -216,11 +216,11 @@ async fn all_that_is_left(job: &Job) -> Vec<Region> {
     taken
 }
 
+case!(fault_what_is_sent_without_memory_ends_and_nobody_is_cut_off);
 /// What was begun when memory ran out comes to its end, whoever waits for what could not be is told, and nobody is taken for
 /// corrupt.
-#[test]
 fn fault_what_is_sent_without_memory_ends_and_nobody_is_cut_off() {
-    if TRANSPORT == Transport::Tcp {
+    if transport() == Transport::Tcp {
         return; // what it sends is in no memory that the job counts
     }
     run(2, options().env("POSTHASTE_MEMORY_LIMIT", "16M"), async |job| {
@@ -258,7 +258,7 @@ fn fault_what_is_sent_without_memory_ends_and_nobody_is_cut_off() {
     });
 }
 
-#[test]
+case!(fault_memory_over_the_segment_is_a_typed_error);
 fn fault_memory_over_the_segment_is_a_typed_error() {
     run(2, options().env("POSTHASTE_SEGMENT", "1M"), async |job| {
         let error = job.shmalloc::<u8>(2 << 20).await.unwrap_err();
@@ -270,7 +270,7 @@ fn fault_memory_over_the_segment_is_a_typed_error() {
     });
 }
 
-#[test]
+case!(fault_sixty_four_ranks_on_few_cores_exchange_all_to_all);
 fn fault_sixty_four_ranks_on_few_cores_exchange_all_to_all() {
     run(64, options(), async |job| {
         let arrived = job.counter();
@@ -294,7 +294,7 @@ fn fault_sixty_four_ranks_on_few_cores_exchange_all_to_all() {
     });
 }
 
-#[test]
+case!(fault_idle_ranks_use_no_processor_time);
 fn fault_idle_ranks_use_no_processor_time() {
     run(4, options(), async |job| {
         exercise(&job).await;
@@ -321,7 +321,7 @@ fn fault_idle_ranks_use_no_processor_time() {
     });
 }
 
-#[test]
+case!(fault_a_program_that_a_rank_executes_inherits_nothing_of_the_job);
 fn fault_a_program_that_a_rank_executes_inherits_nothing_of_the_job() {
     run(2, options(), async |job| {
         // What the launcher handed over, by number; other descriptors may be the test runner's.
@@ -340,7 +340,7 @@ fn fault_a_program_that_a_rank_executes_inherits_nothing_of_the_job() {
     });
 }
 
-#[test]
+case!(fault_collective_operations_go_on_beside_too_many_answers);
 fn fault_collective_operations_go_on_beside_too_many_answers() {
     run(2, options().env("POSTHASTE_ANSWER_BYTES", "100k"), async |job| {
         let big = job.service_inline("big", |_, _| Ok(vec![0_u8; 64 << 10].into())).unwrap();
@@ -381,7 +381,7 @@ fn fault_collective_operations_go_on_beside_too_many_answers() {
     });
 }
 
-#[test]
+case!(fault_messages_that_are_kept_for_long_keep_no_credit_of_others);
 fn fault_messages_that_are_kept_for_long_keep_no_credit_of_others() {
     const CREDITS: u64 = 16;
     run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {

@@ -13,18 +13,55 @@ mod cgroup;
 mod clients;
 mod clocks;
 mod collectives;
+mod devices;
 mod futures;
 mod groups;
 mod hostile;
+mod hostile_sockets;
 mod killed;
 mod leaving;
 mod limits;
+mod listening;
 mod near_clients;
 mod processes;
 mod rendezvous;
 mod replays;
 mod restarted;
+mod sockets;
 mod stopped;
+mod unmet;
 mod windows;
 
-const TRANSPORT: support::Transport = support::Transport::Shm;
+use support::cases::{self, Setting};
+
+/// By every way that there is between ranks.
+const EVERY_WAY: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes];
+/// With a thread that drives besides, for what has to do with that.
+const EVERYWHERE: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes, Setting::Thread];
+
+fn main() -> std::process::ExitCode {
+    cases::main(&[
+        ("callbacks", EVERYWHERE),
+        ("cgroup", &[Setting::Shm]),
+        ("clients", EVERY_WAY),
+        ("clocks", &[Setting::Shm, Setting::Tcp]),
+        ("collectives", EVERYWHERE),
+        ("devices", &[Setting::Nodes]),
+        ("futures", EVERYWHERE),
+        ("groups", EVERY_WAY),
+        ("hostile", &[Setting::Shm]),
+        ("hostile_sockets", &[Setting::Tcp]),
+        ("killed", EVERY_WAY),
+        ("leaving", EVERYWHERE),
+        ("limits", &[Setting::Shm, Setting::Tcp]),
+        ("listening", &[Setting::Tcp]),
+        ("near_clients", &[Setting::Shm]),
+        ("processes", EVERY_WAY),
+        ("rendezvous", EVERY_WAY),
+        ("replays", EVERY_WAY),
+        ("restarted", EVERY_WAY),
+        ("stopped", EVERYWHERE),
+        ("unmet", &[Setting::Tcp]),
+        ("windows", EVERYWHERE),
+    ])
+}

@@ -2,7 +2,7 @@
 //! not move, for it could not say goodbye; a rank whose last client has left is not in the job again; and messages that wait at the
 //! receiver keep their sender from leaving.
 
-use crate::support::{here, options, run, run_as, soon};
+use crate::support::{case, here, options, run, run_as, soon};
 use posthaste::{CallError, ContextId, Fault, Message, Rank, Scope};
 use std::time::Duration;
 
@@ -32,20 +32,20 @@ fn the_owner_does_not_poll(test: &str, contexts: u16, owned: ContextId) {
     });
 }
 
-#[test]
+case!(fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so);
 fn fault_a_client_whose_owner_does_not_poll_it_has_not_left_before_it_says_so() {
     let test = here!();
     the_owner_does_not_poll(test, 1, ContextId(0));
 }
 
-#[test]
+case!(fault_a_client_has_not_left_before_all_of_its_contexts_have);
 fn fault_a_client_has_not_left_before_all_of_its_contexts_have() {
     let test = here!();
     the_owner_does_not_poll(test, 2, ContextId(1));
 }
 
+case!(fault_a_rank_that_opens_a_client_after_the_last_has_left_is_lost_when_it_dies);
 /// A rank whose clients have all left is in the job again when one is opened: then it can be lost.
-#[test]
 fn fault_a_rank_that_opens_a_client_after_the_last_has_left_is_lost_when_it_dies() {
     run(2, options().clients(2).body_leaves().killed(1), async |job| {
         if job.rank() == Rank(1) {
@@ -71,7 +71,7 @@ fn fault_a_rank_that_opens_a_client_after_the_last_has_left_is_lost_when_it_dies
     });
 }
 
-#[test]
+case!(fault_an_answer_behind_what_has_to_wait_counts_though_its_sender_has_left);
 fn fault_an_answer_behind_what_has_to_wait_counts_though_its_sender_has_left() {
     const MESSAGES: u64 = 40;
     run(2, options().clients(2), async |job| {

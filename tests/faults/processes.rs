@@ -3,8 +3,8 @@
 
 use crate::support::fork::fork;
 use crate::support::{
-    Transport, here, options, others, process_state, run, run_as, run_unjoined, soon, start_external,
-    text_of, until, wait_for,
+    Transport, case, here, options, others, process_state, run, run_as, run_unjoined, soon, start_external,
+    text_of, transport, until, wait_for,
 };
 use posthaste::components::protocols::Counter;
 use posthaste::launcher::RunningJob;
@@ -88,19 +88,19 @@ async fn is_lost(never: &Service<(), ()>, rank: Rank) {
     assert_eq!(end, Err(CallError::Fault(Fault::PeerLost(rank))));
 }
 
-#[test]
+case!(fault_a_dead_peer_that_nobody_has_waited_for_is_lost);
 fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost() {
-    if crate::TRANSPORT == Transport::Nodes {
+    if transport() == Transport::Nodes {
         return; // of several nodes every rank is started by the launcher
     }
     zombie(here!(), false);
 }
 
+case!(fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_it_forked_lives);
 /// Its pipe lives on in the forked process, so it is the zombie itself that has to be recognised as dead. Over sockets nobody
 /// can: only whoever started a process is told of its end.
-#[test]
 fn fault_a_dead_peer_that_nobody_has_waited_for_is_lost_although_a_process_that_it_forked_lives() {
-    if crate::TRANSPORT != Transport::Shm {
+    if transport() != Transport::Shm {
         eprintln!(
             "skipped: over sockets only whoever started a process sees its end where another holds its sockets"
         );
@@ -154,7 +154,7 @@ fn let_broken_pipes_end_this_process() {
     assert!(matches!(before.unwrap(), SigHandler::SigIgn), "as Rust's runtime leaves it");
 }
 
-#[test]
+case!(fault_a_rank_whose_main_is_not_rusts_outlives_what_it_writes_to_one_that_has_ended);
 fn fault_a_rank_whose_main_is_not_rusts_outlives_what_it_writes_to_one_that_has_ended() {
     let options = options().killed(1).during(|job| {
         wait_for(job, 0, "ready");
@@ -185,7 +185,7 @@ fn fault_a_rank_whose_main_is_not_rusts_outlives_what_it_writes_to_one_that_has_
     });
 }
 
-#[test]
+case!(fault_a_rank_that_forked_and_died_is_lost_although_the_forked_process_lives);
 fn fault_a_rank_that_forked_and_died_is_lost_although_the_forked_process_lives() {
     let options = options().killed(1).during(|job| {
         let forked = number_behind(job, 1, "forked ");
@@ -214,7 +214,7 @@ fn fault_a_rank_that_forked_and_died_is_lost_although_the_forked_process_lives()
     });
 }
 
-#[test]
+case!(fault_a_rank_that_forked_and_died_is_lost_to_those_that_never_talked_to_it);
 fn fault_a_rank_that_forked_and_died_is_lost_to_those_that_never_talked_to_it() {
     let options = options().killed(3).during(|job| {
         let forked = number_behind(job, 3, "forked ");
@@ -239,8 +239,8 @@ fn fault_a_rank_that_forked_and_died_is_lost_to_those_that_never_talked_to_it() 
     });
 }
 
+case!(fault_a_rank_that_forked_and_died_is_started_again_although_the_forked_process_lives);
 /// Over shared memory the forked process holds its pipe, over sockets its connections, and that with its launcher.
-#[test]
 fn fault_a_rank_that_forked_and_died_is_started_again_although_the_forked_process_lives() {
     let options = options().restart(1).during(|job| {
         let forked = number_behind(job, 1, "forked ");
@@ -276,7 +276,7 @@ fn fault_a_rank_that_forked_and_died_is_started_again_although_the_forked_proces
     });
 }
 
-#[test]
+case!(fault_a_rank_that_forked_lives_and_so_do_its_peers);
 fn fault_a_rank_that_forked_lives_and_so_do_its_peers() {
     run(3, options(), async |job| {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
@@ -310,7 +310,7 @@ fn fault_a_rank_that_forked_lives_and_so_do_its_peers() {
     });
 }
 
-#[test]
+case!(fault_a_rank_that_becomes_another_program_is_lost_although_its_process_lives);
 fn fault_a_rank_that_becomes_another_program_is_lost_although_its_process_lives() {
     let options = options().killed(1).during(|job| {
         wait_for(job, 0, GONE);
@@ -331,7 +331,7 @@ fn fault_a_rank_that_becomes_another_program_is_lost_although_its_process_lives(
     });
 }
 
-#[test]
+case!(fault_a_rank_that_a_script_started_is_lost_although_the_script_lives);
 fn fault_a_rank_that_a_script_started_is_lost_although_the_script_lives() {
     // The shell inherited what the rank inherits, the read end of its pipe as well.
     let script = "\"$0\" \"$@\"; test $? -eq 0 || kill -STOP $$";

@@ -1,6 +1,6 @@
 //! What becomes of a long message on its way to its place when one of its two ranks is killed.
 
-use crate::support::{Options, barrier_before_death, is_payload, options, payload, run, soon};
+use crate::support::{Options, barrier_before_death, case, is_payload, options, payload, run, soon};
 use posthaste::{Bytes, Fault, Job, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn dies_at(point: &str, rank: u32) -> Options {
         .env("POSTHASTE_TEST_FAILPOINT", &format!("{point}@{rank}"))
 }
 
-#[test]
+case!(fault_a_receiver_killed_at_each_phase_of_a_rendezvous_gives_the_sender_its_buffer_back);
 fn fault_a_receiver_killed_at_each_phase_of_a_rendezvous_gives_the_sender_its_buffer_back() {
     let points = ["requested", "granted", "landed", "given"].map(|point| format!("rendezvous.{point}"));
     for point in points.iter().map(String::as_str).chain(["test.during.the.put"]) {
@@ -107,7 +107,7 @@ async fn receive_or_send(job: Job) {
     job.leave().await.unwrap();
 }
 
-#[test]
+case!(fault_a_sender_killed_at_each_phase_of_a_rendezvous_gives_the_receiver_its_memory_back);
 fn fault_a_sender_killed_at_each_phase_of_a_rendezvous_gives_the_receiver_its_memory_back() {
     let points = ["asked", "cleared", "put.part:7", "put.done", "ahead"];
     for point in points.map(|point| format!("rendezvous.{point}")) {

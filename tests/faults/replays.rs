@@ -1,6 +1,6 @@
 //! What becomes of replays when a rank that they touch is killed.
 
-use crate::support::{barrier_before_death, is_payload, options, payload, run, soon};
+use crate::support::{barrier_before_death, case, is_payload, options, payload, run, soon};
 use futures::future::join_all;
 use posthaste::persistent::PersistentError;
 use posthaste::{ConnectionManager, Counter, Fault, Job, Message, Part, Pattern, PatternError, Rank, Scope};
@@ -40,7 +40,7 @@ async fn die() {
     std::future::pending::<()>().await;
 }
 
-#[test]
+case!(fault_replays_to_a_killed_rank_end_with_its_loss_and_the_others_part_is_done);
 fn fault_replays_to_a_killed_rank_end_with_its_loss_and_the_others_part_is_done() {
     run(3, options().body_leaves().killed(1), async |job| {
         let arrived = job.counter();
@@ -110,7 +110,7 @@ fn fault_replays_to_a_killed_rank_end_with_its_loss_and_the_others_part_is_done(
     });
 }
 
-#[test]
+case!(fault_a_pattern_of_a_freed_window_is_refused_and_replays_before_it_are_done);
 fn fault_a_pattern_of_a_freed_window_is_refused_and_replays_before_it_are_done() {
     run(2, options(), async |job| {
         let source = job.region(64).await.unwrap();
@@ -128,7 +128,7 @@ fn fault_a_pattern_of_a_freed_window_is_refused_and_replays_before_it_are_done()
     });
 }
 
-#[test]
+case!(fault_a_killed_rank_ends_a_persistent_collective_on_all_members);
 fn fault_a_killed_rank_ends_a_persistent_collective_on_all_members() {
     run(6, options().body_leaves().killed(3), async |job| {
         use posthaste::Reduce;
@@ -157,7 +157,7 @@ fn fault_a_killed_rank_ends_a_persistent_collective_on_all_members() {
     });
 }
 
-#[test]
+case!(fault_a_killed_rank_ends_a_persistent_exchange_on_all_members);
 fn fault_a_killed_rank_ends_a_persistent_exchange_on_all_members() {
     run(5, options().body_leaves().killed(2), async |job| {
         let survivors = Survivors::new(&job);
@@ -199,7 +199,7 @@ async fn until_lost(patterns: &[Pattern]) -> u64 {
     0
 }
 
-#[test]
+case!(fault_replays_of_gets_signals_and_multisends_end_with_the_loss_of_a_rank_that_they_touch);
 fn fault_replays_of_gets_signals_and_multisends_end_with_the_loss_of_a_rank_that_they_touch() {
     run(3, options().body_leaves().killed(1), async |job| {
         const LEN: usize = 3_000;
@@ -279,7 +279,7 @@ fn fault_replays_of_gets_signals_and_multisends_end_with_the_loss_of_a_rank_that
     });
 }
 
-#[test]
+case!(fault_replays_that_wait_for_credit_of_a_killed_rank_end_and_the_others_part_is_done);
 fn fault_replays_that_wait_for_credit_of_a_killed_rank_end_and_the_others_part_is_done() {
     const REPLAYS: usize = 20;
     run(3, options().body_leaves().killed(1).env("POSTHASTE_CREDITS", "4"), async |job| {
@@ -316,7 +316,7 @@ fn fault_replays_that_wait_for_credit_of_a_killed_rank_end_and_the_others_part_i
     });
 }
 
-#[test]
+case!(fault_a_killed_rank_ends_a_persistent_broadcast_and_a_barrier_on_all_members);
 fn fault_a_killed_rank_ends_a_persistent_broadcast_and_a_barrier_on_all_members() {
     // The root of both, one that hands on, and one that does not.
     for (kind, dying) in

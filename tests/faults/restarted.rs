@@ -1,7 +1,8 @@
 //! Ranks that died and were started again under their number.
 
 use crate::support::{
-    Options, Random, Transport, barrier_before_death, options, run, soak, soon, text_of, until, wait_for,
+    Options, Random, Transport, barrier_before_death, case, options, run, soak, soon, text_of, transport,
+    until, wait_for,
 };
 use posthaste::components::core::device::Body;
 use posthaste::components::core::protocol::Incoming;
@@ -61,7 +62,7 @@ async fn lost<T: Element>(window: &posthaste::Window<T>, rank: Rank) {
     }
 }
 
-#[test]
+case!(fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale);
 fn fault_a_restarted_rank_talks_both_ways_and_old_handles_are_stale() {
     run(3, once(), async |job| {
         let (me, mine) = (job.rank(), job.incarnation());
@@ -159,7 +160,7 @@ fn fault_of_pattern(error: Error) -> Fault {
     }
 }
 
-#[test]
+case!(fault_an_answer_to_the_old_incarnation_never_reaches_the_new);
 fn fault_an_answer_to_the_old_incarnation_never_reaches_the_new() {
     run(2, once(), async |job| {
         let (first, second) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicU32::new(0)));
@@ -251,7 +252,7 @@ impl Protocol for Diary {
     }
 }
 
-#[test]
+case!(fault_a_protocol_of_the_users_own_is_told_that_a_rank_was_started_again);
 fn fault_a_protocol_of_the_users_own_is_told_that_a_rank_was_started_again() {
     run(2, once(), async |job| {
         let diary = Arc::new(Diary::default());
@@ -293,7 +294,7 @@ fn fault_a_protocol_of_the_users_own_is_told_that_a_rank_was_started_again() {
 
 /// How often a rank is killed and started again.
 fn kills() -> u32 {
-    if soak() || crate::TRANSPORT == Transport::Shm { 1000 } else { 100 }
+    if soak() || transport() == Transport::Shm { 1000 } else { 100 }
 }
 
 /// What a process holds: resident KiB, descriptors, mappings.
@@ -311,7 +312,7 @@ fn held_by(pid: u32) -> Held {
 /// Where the launcher says that nobody is killed any more.
 const DONE: &str = "POSTHASTE_TEST_DONE";
 
-#[test]
+case!(fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat);
 fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
     let done = std::env::temp_dir().join(format!("restarts-done-{}", std::process::id()));
     let path = done.to_string_lossy().into_owned();
@@ -465,7 +466,7 @@ fn fault_restarts_in_a_row_at_random_times_mix_nothing_and_keep_memory_flat() {
     let _ = std::fs::remove_file(path);
 }
 
-#[test]
+case!(fault_a_persistent_collective_that_broke_is_told_to_no_restarted_member);
 fn fault_a_persistent_collective_that_broke_is_told_to_no_restarted_member() {
     run(3, once(), async |job| {
         let who = job.service("who", |()| async {}).unwrap();
@@ -493,7 +494,7 @@ fn fault_a_persistent_collective_that_broke_is_told_to_no_restarted_member() {
     });
 }
 
-#[test]
+case!(fault_i10_who_was_started_again_is_waited_for_when_windows_of_groups_are_freed);
 fn fault_i10_who_was_started_again_is_waited_for_when_windows_of_groups_are_freed() {
     run(2, once(), async |job| {
         let said = job.counter();

@@ -1,6 +1,6 @@
 //! A rank that is stopped and goes on.
 
-use crate::support::{options, run, sealed, soon, unseal, wait_for};
+use crate::support::{case, options, run, sealed, soon, unseal, wait_for};
 use bytes::Bytes;
 use posthaste::launcher::Signal;
 use posthaste::{CallError, Fault, Liveness, Message, Rank, Reduce, Scope, SendError};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-#[test]
+case!(fault_a_rank_stopped_for_three_seconds_loses_and_doubles_nothing);
 fn fault_a_rank_stopped_for_three_seconds_loses_and_doubles_nothing() {
     let stop = options().during(|job| {
         for rank in 0..3 {
@@ -87,9 +87,9 @@ fn fault_a_rank_stopped_for_three_seconds_loses_and_doubles_nothing() {
     });
 }
 
+case!(fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline);
 /// Whoever waits for a stopped rank is told of it, once, and when it goes on; operations of all kinds towards it meet their
 /// deadlines meanwhile; and afterwards all is as if nothing had been. The stopped rank itself takes nobody for stalled.
-#[test]
 fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
     let stop = options().during(|job| {
         for rank in 0..3 {
@@ -190,7 +190,7 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
     });
 }
 
-#[test]
+case!(fault_a_rank_that_is_met_for_the_first_time_is_not_kept_waiting_by_one_that_is_stopped);
 fn fault_a_rank_that_is_met_for_the_first_time_is_not_kept_waiting_by_one_that_is_stopped() {
     let stop = options().workers(2).during(|job| {
         // All of them: what the others' end of the barrier needs may not have left the one that is past it.

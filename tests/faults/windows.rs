@@ -1,6 +1,6 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{Options, barrier_before_death, options, run, soon, until, wait_for};
+use crate::support::{Options, barrier_before_death, case, options, run, soon, until, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     Bytes, ConnectionId, ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope,
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
 
-#[test]
+case!(fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others);
 fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
     let dying = options().killed(2).during(|job| {
         wait_for(job, 2, "adding");
@@ -67,7 +67,7 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
     });
 }
 
-#[test]
+case!(fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_ends_them);
 fn fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_ends_them() {
     let dying = options().killed(2).during(|job| {
         wait_for(job, 0, "accessing");
@@ -125,7 +125,7 @@ fn fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_en
     });
 }
 
-#[test]
+case!(fault_a_free_that_is_given_up_goes_on_and_keeps_nobody_waiting);
 fn fault_a_free_that_is_given_up_goes_on_and_keeps_nobody_waiting() {
     run(3, options(), async |job| {
         let word = job.register("word", |_, _| {}).unwrap();
@@ -241,13 +241,13 @@ async fn reuse(job: Job, dies: bool) {
     job.leave().await.unwrap();
 }
 
-#[test]
+case!(fault_i10_a_group_windows_part_is_reused_only_after_every_member_released_it);
 fn fault_i10_a_group_windows_part_is_reused_only_after_every_member_released_it() {
     let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M");
     run(3, limited, async |job| reuse(job, false).await);
 }
 
-#[test]
+case!(fault_i10_a_group_windows_part_is_reused_once_its_last_user_is_dead);
 fn fault_i10_a_group_windows_part_is_reused_once_its_last_user_is_dead() {
     let limited = options().body_leaves().env("POSTHASTE_SEGMENT", "2M");
     let dying = limited.killed(2).during(|job| {
@@ -257,7 +257,7 @@ fn fault_i10_a_group_windows_part_is_reused_once_its_last_user_is_dead() {
     run(3, dying, async |job| reuse(job, true).await);
 }
 
-#[test]
+case!(fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way);
 fn fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -285,8 +285,8 @@ fn fault_a_window_is_freed_while_atomic_operations_on_it_are_under_way() {
     });
 }
 
+case!(fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window);
 /// What a long put has not sent when its window is freed is not sent: the range is another window's.
-#[test]
 fn fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window() {
     const WORDS: usize = 2 << 20;
     run(2, options(), async |job| {
@@ -321,8 +321,8 @@ fn fault_i10_a_put_between_layouts_writes_nothing_behind_the_free_of_its_window(
     });
 }
 
+case!(fault_i10_a_group_window_waits_for_what_a_member_has_queued_for_itself);
 /// What a rank has queued for itself is done before its range in a group's window is another's.
-#[test]
 fn fault_i10_a_group_window_waits_for_what_a_member_has_queued_for_itself() {
     use futures::poll;
     const MESSAGES: usize = 200_000;
@@ -360,8 +360,8 @@ fn fault_i10_a_group_window_waits_for_what_a_member_has_queued_for_itself() {
     });
 }
 
+case!(fault_i10_what_was_started_through_a_view_ends_before_the_windows_range_is_reused);
 /// Puts that nobody awaits, through a view that nobody has any more: none of them writes what comes after the window.
-#[test]
 fn fault_i10_what_was_started_through_a_view_ends_before_the_windows_range_is_reused() {
     const LEN: usize = 4 << 20;
     run(2, options().contexts(2), async |job| {
@@ -460,23 +460,23 @@ fn killed_with_unseen_puts() -> Options {
     })
 }
 
-#[test]
+case!(fault_i10_a_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_who_reached_it);
 fn fault_i10_a_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_who_reached_it() {
     run(2, killed_with_unseen_puts(), async |job| unseen_puts_of_who_died(job, false).await);
 }
 
-#[test]
+case!(fault_i10_a_group_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_a_member);
 fn fault_i10_a_group_windows_range_is_not_reused_while_a_context_has_yet_to_see_the_end_of_a_member() {
     run(2, killed_with_unseen_puts(), async |job| unseen_puts_of_who_died(job, true).await);
 }
 
-#[test]
+case!(fault_i10_a_windows_range_is_not_reused_while_puts_of_who_died_lie_in_a_lane_as_messages);
 fn fault_i10_a_windows_range_is_not_reused_while_puts_of_who_died_lie_in_a_lane_as_messages() {
     let over_send = killed_with_unseen_puts().env("POSTHASTE_OVERSEND", "always");
     run(2, over_send, async |job| unseen_puts_of_who_died(job, false).await);
 }
 
-#[test]
+case!(fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_target);
 fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_target() {
     let dying = options().killed(1).during(|job| {
         wait_for(job, 0, "waiting");

@@ -1,10 +1,10 @@
 //! Atomic operations, waiting on words, and puts that signal.
 
-use crate::support::{here, is_payload, options, payload, run, run_as, soon};
+use crate::support::{case, here, is_payload, options, payload, run, run_as, soon};
 use posthaste::{ContextId, Job, Message, Rank, Reduce, RegionKey, RmaError, Scope, WordUpdate};
 use std::time::Duration;
 
-#[test]
+case!(m_w02_words_are_changed_atomically_by_all_ranks_and_by_their_owner);
 fn m_w02_words_are_changed_atomically_by_all_ranks_and_by_their_owner() {
     run(4, options(), async |job| {
         const EACH: u64 = 3000;
@@ -35,7 +35,7 @@ fn m_w02_words_are_changed_atomically_by_all_ranks_and_by_their_owner() {
     });
 }
 
-#[test]
+case!(m_w02_each_operation_gives_the_old_value);
 fn m_w02_each_operation_gives_the_old_value() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<i64>(4).await.unwrap();
@@ -162,19 +162,19 @@ async fn many_updates(job: Job) {
     job.barrier().await.unwrap();
 }
 
-#[test]
+case!(m_w02_many_updates_by_one_call_do_what_single_ones_do);
 fn m_w02_many_updates_by_one_call_do_what_single_ones_do() {
     run_as(here!(), 4, options(), many_updates);
 }
 
+case!(m_w02_many_updates_by_one_call_do_the_same_over_sends);
 /// The words are mapped, and may nevertheless not be changed at once.
-#[test]
 fn m_w02_many_updates_by_one_call_do_the_same_over_sends() {
     let over_send = options().env("POSTHASTE_OVERSEND", "always");
     run_as(here!(), 4, over_send, many_updates);
 }
 
-#[test]
+case!(m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends);
 fn m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends() {
     for oversend in ["auto", "always"] {
         run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -217,7 +217,7 @@ fn m_w04_atomic_operations_keep_the_program_order_of_puts_gets_and_sends() {
     }
 }
 
-#[test]
+case!(m_d31_a_put_with_a_signal_is_there_when_its_signal_is);
 fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
     for oversend in ["auto", "always"] {
         run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -275,7 +275,7 @@ fn m_d31_a_put_with_a_signal_is_there_when_its_signal_is() {
     }
 }
 
-#[test]
+case!(m_d31_puts_with_signals_reach_regions_and_patterns_put_and_get_there_too);
 fn m_d31_puts_with_signals_reach_regions_and_patterns_put_and_get_there_too() {
     for oversend in ["auto", "always"] {
         run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -342,7 +342,7 @@ fn m_d31_puts_with_signals_reach_regions_and_patterns_put_and_get_there_too() {
     }
 }
 
-#[test]
+case!(m_w04_a_word_of_a_windows_bytes_is_awaited);
 fn m_w04_a_word_of_a_windows_bytes_is_awaited() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -367,7 +367,7 @@ fn m_w04_a_word_of_a_windows_bytes_is_awaited() {
     });
 }
 
-#[test]
+case!(error_a_signal_to_another_rank_than_its_data_is_refused);
 fn error_a_signal_to_another_rank_than_its_data_is_refused() {
     run(3, options(), async |job| {
         let me = job.rank().0;
@@ -413,7 +413,7 @@ fn error_a_signal_to_another_rank_than_its_data_is_refused() {
     });
 }
 
-#[test]
+case!(m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it);
 fn m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it() {
     run(3, options(), async |job| {
         let window = job.shmalloc::<u64>(8).await.unwrap();
@@ -453,7 +453,7 @@ fn m_w02_who_waits_on_a_word_sleeps_and_is_woken_by_whoever_changes_it() {
     });
 }
 
-#[test]
+case!(m_w02_the_owner_of_a_context_waits_on_a_word);
 fn m_w02_the_owner_of_a_context_waits_on_a_word() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u32>(2).await.unwrap();

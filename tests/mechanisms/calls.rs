@@ -1,6 +1,6 @@
 //! Requests and replies.
 
-use crate::support::{is_payload, options, payload, run, soon, until};
+use crate::support::{case, is_payload, options, payload, run, soon, until};
 use posthaste::{CallError, Fault, Rank, ServiceOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ enum Request {
     Bytes { seed: u64, bytes: Vec<u8> },
 }
 
-#[test]
+case!(an_answer_that_cannot_be_encoded_is_told_apart_from_such_a_request);
 fn an_answer_that_cannot_be_encoded_is_told_apart_from_such_a_request() {
     run(2, options(), async |job| {
         /// Is nothing that can be written down.
@@ -36,7 +36,7 @@ fn an_answer_that_cannot_be_encoded_is_told_apart_from_such_a_request() {
     });
 }
 
-#[test]
+case!(a_call_that_has_failed_and_is_kept_keeps_no_credit);
 fn a_call_that_has_failed_and_is_kept_keeps_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let slow = job
@@ -66,7 +66,7 @@ fn a_call_that_has_failed_and_is_kept_keeps_no_credit() {
     });
 }
 
-#[test]
+case!(messages_for_a_service_that_ask_for_no_answer_keep_no_credit);
 fn messages_for_a_service_that_ask_for_no_answer_keep_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
         use posthaste::components::protocols::{handler, service};
@@ -88,7 +88,7 @@ fn messages_for_a_service_that_ask_for_no_answer_keep_no_credit() {
     });
 }
 
-#[test]
+case!(calls_are_typed_and_their_replies_find_their_callers);
 fn calls_are_typed_and_their_replies_find_their_callers() {
     run(3, options(), async |job| {
         let service = job
@@ -124,7 +124,7 @@ fn calls_are_typed_and_their_replies_find_their_callers() {
     });
 }
 
-#[test]
+case!(error_a_service_with_a_limit_is_busy_and_later_is_not);
 fn error_a_service_with_a_limit_is_busy_and_later_is_not() {
     run(2, options(), async |job| {
         let gate = Arc::new(tokio::sync::Semaphore::new(0));
@@ -164,7 +164,7 @@ fn error_a_service_with_a_limit_is_busy_and_later_is_not() {
     });
 }
 
-#[test]
+case!(fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on);
 fn fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on() {
     run(2, options(), async |job| {
         let asynchronous = job
@@ -202,7 +202,7 @@ fn fault_a_panicking_handler_is_told_to_the_caller_and_the_rank_goes_on() {
     });
 }
 
-#[test]
+case!(error_a_call_ends_at_its_deadline_and_its_late_reply_harms_nobody);
 fn error_a_call_ends_at_its_deadline_and_its_late_reply_harms_nobody() {
     run(2, options(), async |job| {
         let slow = job
@@ -240,7 +240,7 @@ fn error_a_call_ends_at_its_deadline_and_its_late_reply_harms_nobody() {
     });
 }
 
-#[test]
+case!(error_a_request_that_cannot_be_decoded_is_refused);
 fn error_a_request_that_cannot_be_decoded_is_refused() {
     run(2, options(), async |job| {
         // An ill-behaved type: what it writes is not what it reads.
@@ -268,7 +268,7 @@ fn error_a_request_that_cannot_be_decoded_is_refused() {
     });
 }
 
-#[test]
+case!(calls_wait_for_credit_when_there_is_one);
 fn calls_wait_for_credit_when_there_is_one() {
     let narrow = options().env("POSTHASTE_CREDITS", "1").env("POSTHASTE_LANE_BYTES", "1024");
     run(3, narrow, async |job| {
@@ -297,8 +297,8 @@ fn calls_wait_for_credit_when_there_is_one() {
     });
 }
 
+case!(deadlines_are_never_met_too_early);
 /// A deadline counts whole milliseconds, and the one in which it is set may be nearly over.
-#[test]
 fn deadlines_are_never_met_too_early() {
     run(2, options(), async |job| {
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();

@@ -1,11 +1,11 @@
 //! Collective operations and what they leave alone: protocols that are yet to be registered.
 
-use crate::support::{options, others, payload, run, soon};
+use crate::support::{case, options, others, payload, run, soon};
 use posthaste::{CallError, Fault, Message, Rank, RmaError, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-#[test]
+case!(m_p03_a_handler_made_after_shmalloc_captures_the_window_and_gets_what_was_sent_before);
 fn m_p03_a_handler_made_after_shmalloc_captures_the_window_and_gets_what_was_sent_before() {
     run(3, options(), async |job| {
         const EARLY: u64 = 300;
@@ -64,7 +64,7 @@ fn m_p03_a_handler_made_after_shmalloc_captures_the_window_and_gets_what_was_sen
     });
 }
 
-#[test]
+case!(m_p03_only_a_barrier_or_ready_ends_the_wait_for_registrations);
 fn m_p03_only_a_barrier_or_ready_ends_the_wait_for_registrations() {
     run(2, options(), async |job| {
         if job.rank() == Rank(0) {
@@ -86,7 +86,7 @@ fn m_p03_only_a_barrier_or_ready_ends_the_wait_for_registrations() {
     });
 }
 
-#[test]
+case!(m_p03_more_than_can_be_set_aside_waits_in_the_lane_and_nothing_is_lost);
 fn m_p03_more_than_can_be_set_aside_waits_in_the_lane_and_nothing_is_lost() {
     run(2, options(), async |job| {
         const BYTES: usize = 40_000;
@@ -113,7 +113,7 @@ fn m_p03_more_than_can_be_set_aside_waits_in_the_lane_and_nothing_is_lost() {
     });
 }
 
-#[test]
+case!(m_p03_what_a_rank_sent_before_it_left_still_finds_its_handler);
 fn m_p03_what_a_rank_sent_before_it_left_still_finds_its_handler() {
     run(2, options().body_leaves(), async |job| {
         if job.rank() == Rank(0) {
@@ -141,7 +141,7 @@ fn m_p03_what_a_rank_sent_before_it_left_still_finds_its_handler() {
     });
 }
 
-#[test]
+case!(m_w01_windows_are_freed_in_any_order_that_all_keep_and_once);
 fn m_w01_windows_are_freed_in_any_order_that_all_keep_and_once() {
     run(3, options(), async |job| {
         let mut windows = Vec::new();

@@ -1,6 +1,8 @@
 //! Collective operations on groups, between processes.
 
-use crate::support::{Random, Transport, driven_by_thread, here, options, run, run_as, soak, soon};
+use crate::support::{
+    Random, Transport, case, driven_by_thread, here, options, run, run_as, soak, soon, transport,
+};
 use posthaste::collective::{Action, Blocks, Executor, Kind, PhaseByPhase, Place, Program, Route, Schedule};
 use posthaste::{Algorithm, CollectiveError, Group, Job, Rank, Reduce};
 use std::future::Future;
@@ -51,7 +53,7 @@ fn sums(seed: u64, size: usize, len: usize) -> Vec<u64> {
     words_from(starts, STEP.wrapping_mul(size as u64), len)
 }
 
-#[test]
+case!(what_is_computed_at_once_is_what_is_computed_one_by_one);
 fn what_is_computed_at_once_is_what_is_computed_one_by_one() {
     for (size, len) in [(1, 5), (4, 0), (7, 100), (33, 31)] {
         let of = |rank| values(9, rank, len);
@@ -106,7 +108,7 @@ async fn all_kinds_of(group: &Group, len: usize, block: usize, seed: u64) -> usi
     done
 }
 
-#[test]
+case!(m_d23_every_operation_by_every_schedule_gives_what_one_rank_computes_alone);
 fn m_d23_every_operation_by_every_schedule_gives_what_one_rank_computes_alone() {
     for size in [1, 2, 3, 5, 8] {
         // In a rank, the first of these calls does not return: the size is that of the job.
@@ -126,7 +128,7 @@ fn m_d23_every_operation_by_every_schedule_gives_what_one_rank_computes_alone() 
     }
 }
 
-#[test]
+case!(m_d23_eight_megabytes);
 fn m_d23_eight_megabytes() {
     run(3, options(), async |job| {
         let world = job.world();
@@ -166,29 +168,29 @@ fn long_vectors(test: &str, sizes: &[usize], lens: &[usize], all: RangeInclusive
     });
 }
 
+case!(m_d23_long_vectors_by_every_schedule_on_groups_of_a_few);
 /// 64 KiB and 1 MiB, as a soak 8 MiB, too.
-#[test]
 fn m_d23_long_vectors_by_every_schedule_on_groups_of_a_few() {
     long_vectors(here!(), &[2, 4, 5, 7, 8, 9, 13, 16], &[1 << 13, 1 << 17], 1..=16);
 }
 
+case!(m_d23_long_vectors_by_every_schedule_on_groups_of_many);
 /// As above.
-#[test]
 fn m_d23_long_vectors_by_every_schedule_on_groups_of_many() {
     long_vectors(here!(), &[17, 32, 33], &[1 << 13, 1 << 17], 17..=33);
 }
 
+case!(m_d23_eight_megabytes_by_every_schedule_on_groups_of_a_few);
 /// 8 MiB.
-#[test]
 fn m_d23_eight_megabytes_by_every_schedule_on_groups_of_a_few() {
     long_vectors(here!(), &[2, 5, 8], &[1 << 20], 2..=8);
 }
 
-#[test]
+case!(m_d23_every_schedule_on_groups_of_1_to_33_ranks);
 fn m_d23_every_schedule_on_groups_of_1_to_33_ranks() {
     const RANKS: usize = 33;
     // Over sockets, and where each rank has a thread more, some of the sizes.
-    let all = crate::TRANSPORT == Transport::Shm && !driven_by_thread();
+    let all = transport() == Transport::Shm && !driven_by_thread();
     let sizes: Vec<usize> = if all { (1..=RANKS).collect() } else { vec![1, 6, 9, 17] };
     let ranks = *sizes.last().unwrap();
     run(ranks as u32, options(), async |job| {
@@ -211,14 +213,14 @@ fn m_d23_every_schedule_on_groups_of_1_to_33_ranks() {
     });
 }
 
-#[test]
+case!(m_d23_a_mebibyte_of_each_of_eight_ranks);
 fn m_d23_a_mebibyte_of_each_of_eight_ranks() {
     run(8, options(), async |job| {
         assert_eq!(soon("1 MiB", all_kinds(&job.world(), 1 << 17, 7)).await, 9);
     });
 }
 
-#[test]
+case!(m_d23_groups_are_made_beforehand_and_on_the_fly);
 fn m_d23_groups_are_made_beforehand_and_on_the_fly() {
     run(5, options(), async |job| {
         let me = job.rank().0;
@@ -272,7 +274,7 @@ impl Schedule for RollCall {
     }
 }
 
-#[test]
+case!(m_d22_the_executor_runs_a_schedule_of_the_users_own_and_pipelines_it);
 fn m_d22_the_executor_runs_a_schedule_of_the_users_own_and_pipelines_it() {
     run(4, options(), async |job| {
         let group = job.world().custom_schedule(Arc::new(RollCall));
@@ -288,7 +290,7 @@ fn m_d22_the_executor_runs_a_schedule_of_the_users_own_and_pipelines_it() {
     });
 }
 
-#[test]
+case!(m_d22_an_executor_of_the_users_own_carries_every_schedule_out);
 fn m_d22_an_executor_of_the_users_own_carries_every_schedule_out() {
     run(5, options(), async |job| {
         let world = job.world();
@@ -346,7 +348,7 @@ async fn overlap(job: &Job, operations: u64) {
     }
 }
 
-#[test]
+case!(m_d24_a_thousand_operations_are_under_way_at_once_and_end_in_any_order);
 fn m_d24_a_thousand_operations_are_under_way_at_once_and_end_in_any_order() {
     run(4, options(), async |job| {
         soon("the operations", overlap(&job, 500)).await;
@@ -354,7 +356,7 @@ fn m_d24_a_thousand_operations_are_under_way_at_once_and_end_in_any_order() {
     });
 }
 
-#[test]
+case!(m_d22_small_operations_of_ranks_that_share_memory_need_no_messages);
 fn m_d22_small_operations_of_ranks_that_share_memory_need_no_messages() {
     run(3, options(), async |job| {
         let world = job.world();
@@ -454,7 +456,7 @@ async fn mixture(group: &Group, operations: u64) {
     }
 }
 
-#[test]
+case!(m_d24_a_thousand_short_operations_of_all_kinds_overlap);
 fn m_d24_a_thousand_short_operations_of_all_kinds_overlap() {
     run(4, options(), async |job| {
         let world = job.world();
@@ -464,7 +466,7 @@ fn m_d24_a_thousand_short_operations_of_all_kinds_overlap() {
     });
 }
 
-#[test]
+case!(m_d23_without_memory_for_stages_messages_do);
 fn m_d23_without_memory_for_stages_messages_do() {
     for most in ["never", "4K", "100K"] {
         run(3, options().env("POSTHASTE_STAGE_BYTES", most), async |job| {
@@ -478,7 +480,7 @@ fn m_d23_without_memory_for_stages_messages_do() {
     }
 }
 
-#[test]
+case!(m_d23_nobody_leaves_a_barrier_of_a_group_before_the_last_has_come);
 fn m_d23_nobody_leaves_a_barrier_of_a_group_before_the_last_has_come() {
     run(4, options(), async |job| {
         let window = job.shmalloc::<u64>(3).await.unwrap();

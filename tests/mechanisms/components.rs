@@ -1,6 +1,6 @@
 //! The components: each can be looked at, driven and replaced.
 
-use crate::support::{Transport, options, others, run, soon, until};
+use crate::support::{Transport, case, options, others, run, soon, transport, until};
 use posthaste::components::core::protocol::{Accept, FirstPacket, Incoming};
 use posthaste::{ContextId, Endpoint, Fault, Message, Messager, Protocol, Rank, Scope};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +47,7 @@ impl Protocol for Echo {
     }
 }
 
-#[test]
+case!(m_d01_a_protocol_of_the_users_own_works_like_those_of_the_library);
 fn m_d01_a_protocol_of_the_users_own_works_like_those_of_the_library() {
     run(2, options().body_leaves(), async |job| {
         let echo = Arc::new(Echo::default());
@@ -75,7 +75,7 @@ fn m_d01_a_protocol_of_the_users_own_works_like_those_of_the_library() {
     });
 }
 
-#[test]
+case!(m_d03_the_messagers_advance_moves_all_contexts_and_counts_events);
 fn m_d03_the_messagers_advance_moves_all_contexts_and_counts_events() {
     run(2, options().contexts(2), async |job| {
         let seen = Arc::new(AtomicU64::new(0));
@@ -119,7 +119,7 @@ fn m_d03_the_messagers_advance_moves_all_contexts_and_counts_events() {
     });
 }
 
-#[test]
+case!(m_d04_the_personality_says_who_and_where_a_rank_is);
 fn m_d04_the_personality_says_who_and_where_a_rank_is() {
     run(3, options().contexts(2), async |job| {
         let sysdep = job.messager().sysdep().clone();
@@ -127,7 +127,7 @@ fn m_d04_the_personality_says_who_and_where_a_rank_is() {
         assert_eq!(personality.rank, job.rank());
         assert_eq!(personality.shape, job.shape());
         assert_eq!((job.size(), job.shape().contexts, job.shape().clients), (3, 2, 1));
-        let local = match crate::TRANSPORT {
+        let local = match transport() {
             Transport::Shm => 3,
             // Nobody shares memory with anybody.
             Transport::Tcp => 1,
@@ -165,7 +165,7 @@ fn affinity() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
-#[test]
+case!(m_d04_a_thread_runs_on_the_core_that_it_is_given_and_has_a_context_there);
 fn m_d04_a_thread_runs_on_the_core_that_it_is_given_and_has_a_context_there() {
     run(2, options().contexts(2), async |job| {
         let (peer, sysdep) = (Rank(1 - job.rank().0), job.messager().sysdep().clone());
@@ -199,7 +199,7 @@ fn m_d04_a_thread_runs_on_the_core_that_it_is_given_and_has_a_context_there() {
     });
 }
 
-#[test]
+case!(m_d05_handlers_and_completions_post_more);
 fn m_d05_handlers_and_completions_post_more() {
     run(2, options(), async |job| {
         // A ball goes to and fro 1,000 times, from handler to handler; no task takes part.
@@ -253,7 +253,7 @@ fn m_d05_handlers_and_completions_post_more() {
     });
 }
 
-#[test]
+case!(m_d17_the_error_handler_names_the_peer);
 fn m_d17_the_error_handler_names_the_peer() {
     run(3, options().body_leaves().killed(2), async |job| {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
@@ -286,8 +286,8 @@ fn m_d17_the_error_handler_names_the_peer() {
     });
 }
 
+case!(m_p04_a_messager_in_front_of_another_keeps_names_apart);
 /// Two libraries that know nothing of each other use the same name, through a messager of another kind.
-#[test]
 fn m_p04_a_messager_in_front_of_another_keeps_names_apart() {
     use posthaste::components::protocols::Namespace;
     use posthaste::components::protocols::handler::register;

@@ -1,13 +1,13 @@
 //! Clients and contexts: separate traffic, threads of their own, work from anywhere.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{case, options, run, soon, until};
 use posthaste::{ContextId, Fault, FifoOptions, JoinError, Message, Rank, RmaError, Scope, SendError};
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-#[test]
+case!(m_p04_two_clients_do_not_see_each_others_traffic);
 fn m_p04_two_clients_do_not_see_each_others_traffic() {
     run(2, options().clients(2), async |job| {
         let second = job.client(1).await.unwrap();
@@ -56,7 +56,7 @@ fn m_p04_two_clients_do_not_see_each_others_traffic() {
     });
 }
 
-#[test]
+case!(m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any);
 fn m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any() {
     run(2, options().contexts(3).workers(2), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -109,7 +109,7 @@ fn m_p04_contexts_are_driven_by_threads_of_their_own_and_take_work_from_any() {
     });
 }
 
-#[test]
+case!(m_p04_an_owned_context_sleeps_and_is_woken_by_messages_and_posted_work);
 fn m_p04_an_owned_context_sleeps_and_is_woken_by_messages_and_posted_work() {
     run(2, options().contexts(2), async |job| {
         let arrived = job.counter();
@@ -132,7 +132,7 @@ fn m_p04_an_owned_context_sleeps_and_is_woken_by_messages_and_posted_work() {
     });
 }
 
-#[test]
+case!(m_d06_both_faces_of_a_context_work_at_once);
 fn m_d06_both_faces_of_a_context_work_at_once() {
     run(2, options().contexts(2), async |job| {
         let arrived = job.counter();
@@ -173,9 +173,9 @@ fn m_d06_both_faces_of_a_context_work_at_once() {
     });
 }
 
+case!(m_d06_threads_have_a_context_alone_in_turn_or_all_at_once);
 /// The levels of thread support: a context of one thread, among others that leave it alone; one that threads have in turn; and
 /// one that threads use at once.
-#[test]
 fn m_d06_threads_have_a_context_alone_in_turn_or_all_at_once() {
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
@@ -234,9 +234,9 @@ fn m_d06_threads_have_a_context_alone_in_turn_or_all_at_once() {
     });
 }
 
+case!(m_p04_deadlines_of_an_owned_context_are_met_whatever_it_waits_for);
 /// Whatever an owned context waits for, be it an operation of its own, one that goes through a handle, or nothing of this
 /// library: its deadline is met, and what ends in time ends as it would without one.
-#[test]
 fn m_p04_deadlines_of_an_owned_context_are_met_whatever_it_waits_for() {
     run(2, options(), async |job| {
         let never = job.service("never", |()| std::future::pending::<()>()).unwrap();
@@ -266,8 +266,8 @@ fn m_p04_deadlines_of_an_owned_context_are_met_whatever_it_waits_for() {
     });
 }
 
+case!(m_p04_memory_and_patterns_are_used_through_any_context);
 /// Windows, regions, patterns and FIFOs of a context, whichever it is, driven by its driver or owned by a thread.
-#[test]
 fn m_p04_memory_and_patterns_are_used_through_any_context() {
     const CONTEXTS: u16 = 3;
     const WORDS: usize = 1000;
@@ -352,8 +352,8 @@ fn m_p04_memory_and_patterns_are_used_through_any_context() {
     });
 }
 
+case!(m_d31_a_signal_through_another_context_than_the_data_comes_after_it);
 /// Data that goes through one context and a signal that goes through another: the signal comes last all the same.
-#[test]
 fn m_d31_a_signal_through_another_context_than_the_data_comes_after_it() {
     const WORDS: usize = 1 << 19;
     run(2, options().contexts(2), async |job| {
@@ -380,7 +380,7 @@ fn m_d31_a_signal_through_another_context_than_the_data_comes_after_it() {
     });
 }
 
-#[test]
+case!(error_memory_of_another_client_is_refused);
 fn error_memory_of_another_client_is_refused() {
     run(1, options().clients(2), async |job| {
         let second = job.client(1).await.unwrap();
@@ -397,7 +397,7 @@ fn error_memory_of_another_client_is_refused() {
     });
 }
 
-#[test]
+case!(fault_i10_no_put_is_done_after_a_leave_whose_context_an_idle_owner_has);
 fn fault_i10_no_put_is_done_after_a_leave_whose_context_an_idle_owner_has() {
     run(2, options().body_leaves(), async |job| {
         let window = job.shmalloc::<u64>(1).await.unwrap();
@@ -413,7 +413,7 @@ fn fault_i10_no_put_is_done_after_a_leave_whose_context_an_idle_owner_has() {
     });
 }
 
-#[test]
+case!(m_p04_a_context_is_owned_although_others_are_at_it);
 fn m_p04_a_context_is_owned_although_others_are_at_it() {
     run(2, options().contexts(2).workers(2), async |job| {
         let (arrived, peer) = (job.counter(), Rank(1 - job.rank().0));
@@ -443,7 +443,7 @@ fn m_p04_a_context_is_owned_although_others_are_at_it() {
     });
 }
 
-#[test]
+case!(a_handler_that_blocks_its_context_leaves_the_others_alone);
 fn a_handler_that_blocks_its_context_leaves_the_others_alone() {
     run(2, options().contexts(2).workers(2), async |job| {
         let peer = Rank(1 - job.rank().0);

@@ -1,6 +1,6 @@
 //! Non-contiguous data: programs, machines, and transfers between layouts.
 
-use crate::support::{Options, Transport, here, options, payload, run, run_as, soon};
+use crate::support::{Options, Transport, case, here, options, payload, run, run_as, soon, transport};
 use posthaste::datatype::{
     Datatype, Export, Layout, Machine, Method, Segments, SlicedMemory, Thresholds, TransferError, TypedError,
     pull, push, redistribute, redistribute_with,
@@ -32,7 +32,7 @@ struct Particle {
     charge: i8,
 }
 
-#[test]
+case!(m_g01_a_program_is_told_to_another_process_which_runs_it_for_many_objects);
 fn m_g01_a_program_is_told_to_another_process_which_runs_it_for_many_objects() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u8>(4096).await.unwrap();
@@ -76,7 +76,7 @@ fn m_g01_a_program_is_told_to_another_process_which_runs_it_for_many_objects() {
     });
 }
 
-#[test]
+case!(m_g02_a_machine_goes_on_with_each_message_where_the_last_one_ended);
 fn m_g02_a_machine_goes_on_with_each_message_where_the_last_one_ended() {
     run(2, options(), async |job| {
         const SIZE: u64 = 4 * 10_000;
@@ -162,9 +162,9 @@ async fn pushes_and_pulls(job: Job) {
     window.free().await.unwrap();
 }
 
-#[test]
+case!(m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping);
 fn m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping() {
-    if crate::TRANSPORT != Transport::Shm {
+    if transport() != Transport::Shm {
         // Nothing of a peer is mapped.
         return;
     }
@@ -175,14 +175,14 @@ fn m_g03_layouts_are_pushed_and_pulled_straight_through_the_mapping() {
     });
 }
 
-#[test]
+case!(m_g03_layouts_are_pushed_and_pulled_over_sends);
 fn m_g03_layouts_are_pushed_and_pulled_over_sends() {
     run_as(here!(), 3, over_send(), async |job| {
         pushes_and_pulls(job.clone()).await;
     });
 }
 
-#[test]
+case!(m_g03_large_layouts_are_moved_over_sends_in_parts);
 fn m_g03_large_layouts_are_moved_over_sends_in_parts() {
     run(2, over_send(), async |job| {
         // More than a request moves: many of them, each going on in the middle of a block.
@@ -215,7 +215,7 @@ fn placed(len: usize, base: usize, source: &[u32], place: impl Fn(usize) -> usiz
     bytes
 }
 
-#[test]
+case!(m_g03_layouts_are_put_to_and_got_from_regions);
 fn m_g03_layouts_are_put_to_and_got_from_regions() {
     const LEN: usize = 2_100_000;
     for oversend in ["auto", "always"] {
@@ -280,9 +280,9 @@ impl Segments for Told {
     }
 }
 
-#[test]
+case!(m_g04_an_exported_object_is_attached_segment_by_segment);
 fn m_g04_an_exported_object_is_attached_segment_by_segment() {
-    if crate::TRANSPORT != Transport::Shm {
+    if transport() != Transport::Shm {
         // Nothing of a peer is mapped.
         return;
     }
@@ -338,7 +338,7 @@ fn m_g04_an_exported_object_is_attached_segment_by_segment() {
     });
 }
 
-#[test]
+case!(m_g05_to_itself_a_rank_copies_without_attaching_anything);
 fn m_g05_to_itself_a_rank_copies_without_attaching_anything() {
     run(2, options(), async |job| {
         // The source document's matrix: 10 × 10 numbers of 4 bytes, the elements of a column adjacent.
@@ -369,7 +369,7 @@ fn m_g05_to_itself_a_rank_copies_without_attaching_anything() {
     });
 }
 
-#[test]
+case!(m_g06_the_mean_chunk_travels_with_the_program_and_decides_with_the_size);
 fn m_g06_the_mean_chunk_travels_with_the_program_and_decides_with_the_size() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -415,7 +415,7 @@ fn m_g06_the_mean_chunk_travels_with_the_program_and_decides_with_the_size() {
     });
 }
 
-#[test]
+case!(m_g07_layouts_need_the_same_elements_and_not_the_same_shape);
 fn m_g07_layouts_need_the_same_elements_and_not_the_same_shape() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -467,7 +467,7 @@ fn m_g07_layouts_need_the_same_elements_and_not_the_same_shape() {
     });
 }
 
-#[test]
+case!(m_g07_long_messages_of_one_layout_are_scattered_into_another);
 fn m_g07_long_messages_of_one_layout_are_scattered_into_another() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -549,7 +549,7 @@ async fn refusals(job: Job) {
     job.barrier().await.unwrap();
 }
 
-#[test]
+case!(error_layouts_that_are_not_in_a_region_move_nothing);
 fn error_layouts_that_are_not_in_a_region_move_nothing() {
     for oversend in ["auto", "always"] {
         run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -597,9 +597,9 @@ fn error_layouts_that_are_not_in_a_region_move_nothing() {
     }
 }
 
+case!(puts_from_owned_memory_move_what_those_from_borrowed_memory_do);
 /// Puts of owned memory beside those of borrowed memory: in several requests, from one run and from many, to layouts that are told
 /// in a few instructions and in many.
-#[test]
 fn puts_from_owned_memory_move_what_those_from_borrowed_memory_do() {
     for oversend in ["auto", "always"] {
         run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -642,22 +642,22 @@ fn puts_from_owned_memory_move_what_those_from_borrowed_memory_do() {
     }
 }
 
-#[test]
+case!(error_layouts_that_do_not_match_move_nothing);
 fn error_layouts_that_do_not_match_move_nothing() {
     run_as(here!(), 2, options(), async |job| {
         refusals(job.clone()).await;
     });
 }
 
-#[test]
+case!(error_layouts_that_do_not_match_move_nothing_over_sends);
 fn error_layouts_that_do_not_match_move_nothing_over_sends() {
     run_as(here!(), 2, over_send(), async |job| {
         refusals(job.clone()).await;
     });
 }
 
+case!(error_a_layout_that_names_bytes_several_times_is_refused);
 /// Whatever the way to the memory: what names more bytes than there are, and so some of them several times, is refused.
-#[test]
 fn error_a_layout_that_names_bytes_several_times_is_refused() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1).await.unwrap();

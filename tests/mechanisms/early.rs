@@ -1,6 +1,6 @@
 //! Sending to a rank that has not started yet.
 
-use crate::support::{here, options, run, run_as, soon};
+use crate::support::{case, here, options, run, run_as, soon};
 use posthaste::{Message, Rank, Scope};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn a_thousand_are_sent(test: &str, lane_bytes: &'static str, sent: fn(Duration))
     });
 }
 
-#[test]
+case!(m_p01_memory_for_a_rank_is_there_before_it_starts);
 fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
     // The lane holds all of them: every send ends at once, although nobody reads.
     let test = here!();
@@ -48,13 +48,13 @@ fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
     });
 }
 
-#[test]
+case!(m_p02_a_message_waits_for_its_receiver_to_start);
 fn m_p02_a_message_waits_for_its_receiver_to_start() {
     // The lane holds few of them: the sends beyond wait, none fails, and none overtakes another.
     a_thousand_are_sent(here!(), "1024", |_| {});
 }
 
-#[test]
+case!(m_p03_what_came_before_a_registration_is_held_for_it);
 fn m_p03_what_came_before_a_registration_is_held_for_it() {
     run(2, options(), async |job| {
         if job.rank() == Rank(0) {

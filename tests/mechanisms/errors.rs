@@ -1,13 +1,13 @@
 //! Every error that a user can cause is typed, and told before anything is sent where the sender can know.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{case, options, run, soon, until};
 use posthaste::{
     Bytes, CallError, Error, Fault, JoinError, Message, Rank, RegionKey, RegisterError, RmaError, Scope,
     SendError,
 };
 use std::sync::{Arc, Mutex};
 
-#[test]
+case!(error_info_of_113_bytes_is_refused);
 fn error_info_of_113_bytes_is_refused() {
     run(2, options(), async |job| {
         let message = job.register("info", |_: Message, _: &mut Scope| {}).unwrap();
@@ -22,7 +22,7 @@ fn error_info_of_113_bytes_is_refused() {
     });
 }
 
-#[test]
+case!(error_an_unknown_rank_is_refused_by_every_operation);
 fn error_an_unknown_rank_is_refused_by_every_operation() {
     run(2, options(), async |job| {
         let message = job.register("message", |_: Message, _: &mut Scope| {}).unwrap();
@@ -44,8 +44,8 @@ fn error_an_unknown_rank_is_refused_by_every_operation() {
     });
 }
 
+case!(error_a_failed_send_gives_its_payload_back);
 /// What could not be sent is still its owner's: in place, as bytes that are not copied, and as a loan.
-#[test]
 fn error_a_failed_send_gives_its_payload_back() {
     run(2, options(), async |job| {
         let message = job.register("message", |_: Message, _: &mut Scope| {}).unwrap();
@@ -68,7 +68,7 @@ fn error_a_failed_send_gives_its_payload_back() {
     });
 }
 
-#[test]
+case!(error_an_access_out_of_range_is_refused_before_anything_is_touched);
 fn error_an_access_out_of_range_is_refused_before_anything_is_touched() {
     run(2, options(), async |job| {
         let len = [10usize, 0][job.rank().index()];
@@ -102,7 +102,7 @@ fn error_an_access_out_of_range_is_refused_before_anything_is_touched() {
     });
 }
 
-#[test]
+case!(error_a_freed_window_does_not_exist_any_more);
 fn error_a_freed_window_does_not_exist_any_more() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(10).await.unwrap();
@@ -116,7 +116,7 @@ fn error_a_freed_window_does_not_exist_any_more() {
     });
 }
 
-#[test]
+case!(error_a_protocol_that_the_target_lacks_is_refused_once_the_target_is_ready);
 fn error_a_protocol_that_the_target_lacks_is_refused_once_the_target_is_ready() {
     run(2, options(), async |job| {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
@@ -148,7 +148,7 @@ fn error_a_protocol_that_the_target_lacks_is_refused_once_the_target_is_ready() 
     });
 }
 
-#[test]
+case!(error_another_type_under_the_same_name_is_a_schema_mismatch);
 fn error_another_type_under_the_same_name_is_a_schema_mismatch() {
     run(2, options(), async |job| {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
@@ -181,7 +181,7 @@ fn error_another_type_under_the_same_name_is_a_schema_mismatch() {
     });
 }
 
-#[test]
+case!(error_names_are_taken_once_and_have_1_to_64_bytes);
 fn error_names_are_taken_once_and_have_1_to_64_bytes() {
     run(1, options(), async |job| {
         let register = |name: &str| job.register(name, |_: Message, _: &mut Scope| {}).map(|_| ());
@@ -194,7 +194,7 @@ fn error_names_are_taken_once_and_have_1_to_64_bytes() {
     });
 }
 
-#[test]
+case!(error_a_job_that_was_left_is_closed);
 fn error_a_job_that_was_left_is_closed() {
     run(2, options().body_leaves(), async |job| {
         let message = job.register("message", |_: Message, _: &mut Scope| {}).unwrap();
@@ -221,7 +221,7 @@ fn error_a_job_that_was_left_is_closed() {
     });
 }
 
-#[test]
+case!(error_a_peer_that_has_left_in_order_is_closed_and_not_lost);
 fn error_a_peer_that_has_left_in_order_is_closed_and_not_lost() {
     run(2, options().body_leaves(), async |job| {
         let message = job.register("message", |_: Message, _: &mut Scope| {}).unwrap();
@@ -244,7 +244,7 @@ fn error_a_peer_that_has_left_in_order_is_closed_and_not_lost() {
     });
 }
 
-#[test]
+case!(error_a_process_of_no_job_is_told_so);
 fn error_a_process_of_no_job_is_told_so() {
     if std::env::var_os("POSTHASTE_JOB").is_some() {
         return;

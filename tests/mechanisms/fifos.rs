@@ -1,6 +1,6 @@
 //! Injection FIFOs of one's own.
 
-use crate::support::{driven_by_thread, is_payload, options, payload, receives, run, soon};
+use crate::support::{case, driven_by_thread, is_payload, options, payload, receives, run, soon};
 use futures::future::join_all;
 use futures::poll;
 use posthaste::{
@@ -8,7 +8,7 @@ use posthaste::{
 };
 use std::sync::{Arc, Mutex};
 
-#[test]
+case!(m_d30_a_long_message_of_one_fifo_does_not_delay_the_short_ones_of_another);
 fn m_d30_a_long_message_of_one_fifo_does_not_delay_the_short_ones_of_another() {
     run(2, options(), async |job| {
         const LONG: usize = 64 << 20;
@@ -60,7 +60,7 @@ fn m_d30_a_long_message_of_one_fifo_does_not_delay_the_short_ones_of_another() {
     });
 }
 
-#[test]
+case!(m_d30_priority_is_served_first_and_the_flags_say_what_they_are_to);
 fn m_d30_priority_is_served_first_and_the_flags_say_what_they_are_to() {
     run(1, options(), async |job| {
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -119,7 +119,7 @@ fn m_d30_priority_is_served_first_and_the_flags_say_what_they_are_to() {
     });
 }
 
-#[test]
+case!(m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them);
 fn m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -162,7 +162,7 @@ fn m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them() {
     });
 }
 
-#[test]
+case!(a_fifo_that_is_deactivated_takes_what_has_waited_for_credit_and_no_more);
 fn a_fifo_that_is_deactivated_takes_what_has_waited_for_credit_and_no_more() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (data, mut datas) = job.stream("data").unwrap();
@@ -205,7 +205,7 @@ fn sayings(job: &Job) -> (ActiveMessage, Arc<Mutex<Vec<u8>>>, Counter) {
     (say.unwrap(), heard, arrived)
 }
 
-#[test]
+case!(m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it);
 fn m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it() {
     run(2, options(), async |job| {
         const THERE: Rank = Rank(1);
@@ -294,7 +294,7 @@ fn m_d30_a_fifo_is_full_empty_switched_and_crossed_and_its_receiver_sees_it() {
     });
 }
 
-#[test]
+case!(m_d30_a_receiver_gets_what_has_priority_first_and_of_others_a_quantum_at_a_time);
 fn m_d30_a_receiver_gets_what_has_priority_first_and_of_others_a_quantum_at_a_time() {
     run(2, options(), async |job| {
         const EACH: usize = 30;

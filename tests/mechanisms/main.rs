@@ -14,6 +14,7 @@ mod datatypes;
 mod early;
 mod errors;
 mod fifos;
+mod levels;
 mod memory;
 mod multisend;
 mod one_host;
@@ -27,4 +28,37 @@ mod shims;
 mod streams;
 mod windows;
 
-const TRANSPORT: support::Transport = support::Transport::Shm;
+use support::cases::{self, Setting};
+
+/// By every way that there is between ranks.
+const EVERY_WAY: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes];
+/// With a thread that drives besides, for what has to do with that.
+const EVERYWHERE: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes, Setting::Thread];
+
+fn main() -> std::process::ExitCode {
+    cases::main(&[
+        ("atomics", EVERYWHERE),
+        ("calls", EVERYWHERE),
+        ("collectives", EVERYWHERE),
+        ("collectives2", EVERYWHERE),
+        ("components", EVERY_WAY),
+        ("contexts", EVERYWHERE),
+        ("datatypes", EVERYWHERE),
+        ("early", &[Setting::Shm]),
+        ("errors", EVERYWHERE),
+        ("fifos", EVERYWHERE),
+        ("levels", &[Setting::Nodes]),
+        ("memory", EVERYWHERE),
+        ("multisend", EVERYWHERE),
+        ("one_host", &[Setting::Shm]),
+        ("order", EVERYWHERE),
+        ("pages", &[Setting::Shm]),
+        ("recorded", EVERYWHERE),
+        ("reductions", EVERY_WAY),
+        ("replay", EVERYWHERE),
+        ("sends", EVERYWHERE),
+        ("shims", EVERYWHERE),
+        ("streams", EVERYWHERE),
+        ("windows", EVERYWHERE),
+    ])
+}

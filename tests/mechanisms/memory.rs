@@ -1,6 +1,6 @@
 //! Windows and regions.
 
-use crate::support::{is_payload, options, payload, run, soon};
+use crate::support::{case, is_payload, options, payload, run, soon};
 use futures::join;
 use posthaste::datatype::{Datatype, Layout};
 use posthaste::{Bytes, Message, Rank, RegionKey, RmaError, Scope, WordUpdate};
@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-#[test]
+case!(m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one);
 fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u8>(30 << 20).await.unwrap();
@@ -49,7 +49,7 @@ fn m_d12_a_put_to_a_window_has_two_stages_and_a_get_has_one() {
     });
 }
 
-#[test]
+case!(m_d12_a_get_changes_a_borrowed_slice_when_it_is_ready_and_only_once);
 fn m_d12_a_get_changes_a_borrowed_slice_when_it_is_ready_and_only_once() {
     run(2, options(), async |job| {
         const WORDS: usize = 20_000;
@@ -82,7 +82,7 @@ fn m_d12_a_get_changes_a_borrowed_slice_when_it_is_ready_and_only_once() {
     });
 }
 
-#[test]
+case!(m_d12_regions_are_reached_by_the_key_that_their_owner_tells);
 fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
     run(2, options(), async |job| {
         let keys = job.service("key", |key: RegionKey| async move { key }).unwrap();
@@ -112,7 +112,7 @@ fn m_d12_regions_are_reached_by_the_key_that_their_owner_tells() {
     });
 }
 
-#[test]
+case!(m_d12_memory_that_its_owner_has_already_is_a_region_too);
 fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
     run(2, options(), async |job| {
         let peer = Rank(1 - job.rank().0);
@@ -180,7 +180,7 @@ fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
     });
 }
 
-#[test]
+case!(m_w01_a_window_has_a_length_for_each_rank_and_0_is_one);
 fn m_w01_a_window_has_a_length_for_each_rank_and_0_is_one() {
     run(4, options(), async |job| {
         let mine = [0usize, 5, 0, 1000][job.rank().index()];
@@ -208,7 +208,7 @@ fn m_w01_a_window_has_a_length_for_each_rank_and_0_is_one() {
     });
 }
 
-#[test]
+case!(m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order);
 fn m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1024).await.unwrap();
@@ -237,7 +237,7 @@ fn m_w04_puts_gets_and_sends_to_one_target_take_effect_in_program_order() {
     });
 }
 
-#[test]
+case!(m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mapped);
 fn m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mapped() {
     /// Ways to write a word of rank 1's part of the window, each one of its own.
     const WAYS: usize = 7;
@@ -326,7 +326,7 @@ fn m_w04_nothing_done_to_windows_passes_what_is_done_to_memory_that_is_not_mappe
     });
 }
 
-#[test]
+case!(m_w01_a_ranks_own_part_is_copied_in_bulk);
 fn m_w01_a_ranks_own_part_is_copied_in_bulk() {
     run(2, options(), async |job| {
         let (me, peer) = (job.rank(), Rank(1 - job.rank().0));
@@ -367,9 +367,9 @@ fn m_w01_a_ranks_own_part_is_copied_in_bulk() {
     });
 }
 
+case!(m_d12_a_put_goes_on_when_nobody_has_its_region_any_more);
 /// A put goes on when its future is dropped, and so it does when nobody has the region any more; another region, whose entry
 /// takes the place of that one's, is left alone.
-#[test]
 fn m_d12_a_put_goes_on_when_nobody_has_its_region_any_more() {
     const PIECE: usize = 1 << 20;
     const PIECES: usize = 8;

@@ -1,10 +1,10 @@
 //! Multisend between processes: one call, many destinations.
 
-use crate::support::{is_payload, options, payload, run, soon};
+use crate::support::{case, is_payload, options, payload, run, soon};
 use posthaste::{ConnectionManager, Job, Message, Part, Rank, Scope};
 use std::sync::{Arc, Mutex};
 
-#[test]
+case!(m_d18_one_call_gives_every_listed_rank_the_same_payload_and_no_other);
 fn m_d18_one_call_gives_every_listed_rank_the_same_payload_and_no_other() {
     run(6, options(), async |job| {
         const LENS: [usize; 5] = [0, 8, 1000, 100_000, 5 << 20];
@@ -38,7 +38,7 @@ fn m_d18_one_call_gives_every_listed_rank_the_same_payload_and_no_other() {
     });
 }
 
-#[test]
+case!(m_d18_words_reach_every_rank_in_order_though_lanes_fill_up);
 fn m_d18_words_reach_every_rank_in_order_though_lanes_fill_up() {
     run(5, options(), async |job| {
         const COUNT: u64 = 20_000;
@@ -68,7 +68,7 @@ fn m_d18_words_reach_every_rank_in_order_though_lanes_fill_up() {
     });
 }
 
-#[test]
+case!(m_d19_a_buffer_for_each_destination_and_one_for_all_sources);
 fn m_d19_a_buffer_for_each_destination_and_one_for_all_sources() {
     run(5, options(), async |job| {
         let (me, many) = (job.rank().0, job.many_to_many());
@@ -142,17 +142,17 @@ async fn lengths_in_one_call(job: Job) {
     assert_eq!(job.stats().panics, 0);
 }
 
-#[test]
+case!(m_d19_buffers_of_all_lengths_go_in_one_call_and_stay_in_order);
 fn m_d19_buffers_of_all_lengths_go_in_one_call_and_stay_in_order() {
     run(3, options(), async |job| lengths_in_one_call(job).await);
 }
 
-#[test]
+case!(m_d19_buffers_of_all_lengths_go_in_one_call_over_sockets);
 fn m_d19_buffers_of_all_lengths_go_in_one_call_over_sockets() {
     run(3, options().over_tcp(), async |job| lengths_in_one_call(job).await);
 }
 
-#[test]
+case!(m_d20_streams_of_a_pair_are_told_apart_by_their_connection);
 fn m_d20_streams_of_a_pair_are_told_apart_by_their_connection() {
     run(2, options(), async |job| {
         let many = job.many_to_many();
@@ -174,7 +174,7 @@ fn m_d20_streams_of_a_pair_are_told_apart_by_their_connection() {
     });
 }
 
-#[test]
+case!(m_d21_a_call_waits_for_an_id_while_all_are_in_use);
 fn m_d21_a_call_waits_for_an_id_while_all_are_in_use() {
     run(2, options(), async |job| {
         let (many, other) = (job.many_to_many(), job.rank().next(2));
@@ -208,7 +208,7 @@ fn m_d21_a_call_waits_for_an_id_while_all_are_in_use() {
     });
 }
 
-#[test]
+case!(m_d19_a_receive_that_is_taken_back_loses_nothing);
 fn m_d19_a_receive_that_is_taken_back_loses_nothing() {
     run(3, options(), async |job| {
         let (me, many) = (job.rank(), job.many_to_many());

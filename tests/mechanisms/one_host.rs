@@ -1,14 +1,14 @@
 //! What shared memory alone can do.
 
 use crate::support::lines::Lines;
-use crate::support::{options, others, run, soon};
+use crate::support::{case, options, others, run, soon};
 use posthaste::datatype::{Datatype, Layout};
 use posthaste::{FifoOptions, Message, Messager, Rank, Scope};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[test]
+case!(m_d02_a_device_publishes_what_it_can_do);
 fn m_d02_a_device_publishes_what_it_can_do() {
     run(2, options(), async |job| {
         let caps = job.caps();
@@ -45,7 +45,7 @@ fn m_d02_a_device_publishes_what_it_can_do() {
     });
 }
 
-#[test]
+case!(m_w05_a_put_on_one_host_is_one_copy_into_one_mapping);
 fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1024).await.unwrap();
@@ -76,8 +76,8 @@ fn m_w05_a_put_on_one_host_is_one_copy_into_one_mapping() {
     });
 }
 
+case!(m_w01_windows_are_freed_while_all_queues_are_full);
 /// Over sockets the kernel keeps megabytes of messages, and each window would wait behind them for seconds.
-#[test]
 fn m_w01_windows_are_freed_while_all_queues_are_full() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
         let busy = job
@@ -116,7 +116,7 @@ fn m_w01_windows_are_freed_while_all_queues_are_full() {
     });
 }
 
-#[test]
+case!(m_w05_whoever_puts_rings_who_sleeps_on_memory);
 fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
     run(2, options(), async |job| {
         let (lines, _guard) = Lines::of_this_thread();
@@ -167,7 +167,7 @@ fn m_w05_whoever_puts_rings_who_sleeps_on_memory() {
     });
 }
 
-#[test]
+case!(m_w02_words_of_a_long_put_through_a_fifo_are_whole);
 fn m_w02_words_of_a_long_put_through_a_fifo_are_whole() {
     run(2, options(), async |job| {
         const LEN: usize = 256 << 10;
@@ -202,9 +202,9 @@ fn m_w02_words_of_a_long_put_through_a_fifo_are_whole() {
     });
 }
 
+case!(m_w02_concurrent_puts_and_gets_keep_aligned_words_whole);
 /// Two ranks put to the same places of one of them at once, and get them meanwhile: any word is one of theirs, and none is made
 /// of two.
-#[test]
 fn m_w02_concurrent_puts_and_gets_keep_aligned_words_whole() {
     run(2, options(), async |job| {
         const LENS: [usize; 12] = [8, 12, 16, 31, 64, 72, 200, 1000, 4096, 20_000, 100_000, 400_000];
@@ -250,9 +250,9 @@ fn m_w02_concurrent_puts_and_gets_keep_aligned_words_whole() {
     });
 }
 
+case!(m_w04_a_put_between_layouts_takes_its_turn_behind_what_is_queued);
 /// A put between layouts is a copy of many pieces: where a replay waits for room before it, it waits, too, and so does what
 /// comes behind it.
-#[test]
 fn m_w04_a_put_between_layouts_takes_its_turn_behind_what_is_queued() {
     use futures::poll;
     use posthaste::datatype::{Datatype, Layout};

@@ -1,6 +1,6 @@
 //! The order of messages, and what becomes of those that wait.
 
-use crate::support::{Random, options, payload, run, soon};
+use crate::support::{Random, case, options, payload, run, soon};
 use futures::{FutureExt, StreamExt};
 use posthaste::components::core::Face;
 use posthaste::{Fault, Message, Rank, Scope, SendError, TrySendError};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-#[test]
+case!(m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once);
 fn m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once() {
     const COUNT: u64 = 2000;
     // A narrow lane: most sends wait in the queue, where relaxed ones may overtake.
@@ -53,9 +53,9 @@ fn m_d15_matched_messages_keep_their_order_and_relaxed_ones_arrive_once() {
     });
 }
 
+case!(m_d15_sends_that_wait_for_credit_keep_their_order);
 /// Far more under way at once than there is credit for, in several tasks and protocols: those of each protocol arrive in the
 /// order in which they were begun, requests among them, and those that are taken back meanwhile never.
-#[test]
 fn m_d15_sends_that_wait_for_credit_keep_their_order() {
     const COUNT: u64 = 500;
     let is_dropped = |number: u64| number % 7 == 3;
@@ -124,7 +124,7 @@ fn m_d15_sends_that_wait_for_credit_keep_their_order() {
     });
 }
 
-#[test]
+case!(m_d15_sends_complete_in_the_order_in_which_they_were_started);
 fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
     let narrow =
         options().env("POSTHASTE_LANE_BYTES", "1024").delay(1, std::time::Duration::from_millis(300));
@@ -155,9 +155,9 @@ fn m_d15_sends_complete_in_the_order_in_which_they_were_started() {
     });
 }
 
+case!(m_d15_sequential_sends_end_in_order_and_none_passes_another);
 /// Sends of several protocols, of which some wait for credit: sequential ones end in the order in which they were begun,
 /// where matched ones of another protocol would pass those that wait.
-#[test]
 fn m_d15_sequential_sends_end_in_order_and_none_passes_another() {
     const COUNT: u64 = 60;
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
@@ -212,8 +212,8 @@ fn m_d15_sequential_sends_end_in_order_and_none_passes_another() {
     });
 }
 
+case!(m_d15_who_waits_behind_a_forgotten_sequential_send_is_told_of_the_end);
 /// One that is forgotten amid its turn holds up those behind it, but not for longer than the context lives.
-#[test]
 fn m_d15_who_waits_behind_a_forgotten_sequential_send_is_told_of_the_end() {
     run(1, options().env("POSTHASTE_CREDITS", "1").body_leaves(), async |job| {
         let (credited, stream) = job.stream("credited").unwrap();
@@ -234,7 +234,7 @@ fn m_d15_who_waits_behind_a_forgotten_sequential_send_is_told_of_the_end() {
     });
 }
 
-#[test]
+case!(m_d15_borrowed_sends_keep_their_order_and_are_taken_once);
 fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
     const COUNT: u64 = 300;
     let length = |number: u64| {
@@ -289,8 +289,8 @@ fn m_d15_borrowed_sends_keep_their_order_and_are_taken_once() {
     });
 }
 
+case!(a_send_that_waits_gives_its_payload_back);
 /// What waits for credit with the engine is taken back by whoever tries to send it, or asks for its payload.
-#[test]
 fn a_send_that_waits_gives_its_payload_back() {
     run(1, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (credited, mut stream) = job.stream("credited").unwrap();

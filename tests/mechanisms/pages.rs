@@ -1,6 +1,6 @@
 //! Messages in pages: the sender's pool, leases of the receiver, loans.
 
-use crate::support::{is_payload, options, payload, run, sealed, soon, unseal, until};
+use crate::support::{case, is_payload, options, payload, run, sealed, soon, unseal, until};
 use bytes::Bytes;
 use posthaste::{ContextId, Endpoint, Message, OwnedMessage, Rank, Scope, TrySendError};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ fn shared_memory() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-#[test]
+case!(m_v01_a_page_lives_as_long_as_its_lease);
 fn m_v01_a_page_lives_as_long_as_its_lease() {
     run(2, options(), async |job| {
         let kept: Arc<Mutex<Vec<OwnedMessage>>> = Arc::default();
@@ -48,7 +48,7 @@ fn m_v01_a_page_lives_as_long_as_its_lease() {
     });
 }
 
-#[test]
+case!(m_v03_a_multicast_is_one_copy_and_its_page_lives_until_the_last_receiver_is_done);
 fn m_v03_a_multicast_is_one_copy_and_its_page_lives_until_the_last_receiver_is_done() {
     const LEN: usize = 512 << 10;
     const COUNT: usize = 8;
@@ -102,7 +102,7 @@ fn m_v03_a_multicast_is_one_copy_and_its_page_lives_until_the_last_receiver_is_d
     });
 }
 
-#[test]
+case!(m_v02_pages_are_recycled);
 fn m_v02_pages_are_recycled() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -129,7 +129,7 @@ fn m_v02_pages_are_recycled() {
     });
 }
 
-#[test]
+case!(m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent);
 fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -167,9 +167,9 @@ fn m_v03_a_loan_is_filled_and_sent_without_a_copy_and_comes_back_unsent() {
     });
 }
 
+case!(m_v03_loans_that_take_all_memory_are_sent_without_more);
 /// Where loans have all the memory there is, a copy of one would have to wait until the receiver has given some back, and this one
 /// takes nothing before all are sent.
-#[test]
 fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
     run(2, options(), async |job| {
         const LEN: usize = 4 << 20;
@@ -225,8 +225,8 @@ fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
     });
 }
 
+case!(m_v03_many_loans_are_sent_in_one_turn);
 /// A loan is handed over as it is: however long it is, it takes no more of its task's turn than a word.
-#[test]
 fn m_v03_many_loans_are_sent_in_one_turn() {
     run(2, options(), async |job| {
         const COUNT: u64 = 100;
@@ -256,7 +256,7 @@ fn m_v03_many_loans_are_sent_in_one_turn() {
     });
 }
 
-#[test]
+case!(m_v04_a_sender_waits_while_the_box_or_the_pages_are_used_up);
 fn m_v04_a_sender_waits_while_the_box_or_the_pages_are_used_up() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "1024"), async |job| {
         let kept: Arc<Mutex<Vec<OwnedMessage>>> = Arc::default();
@@ -291,7 +291,7 @@ fn m_v04_a_sender_waits_while_the_box_or_the_pages_are_used_up() {
     });
 }
 
-#[test]
+case!(m_v05_mappings_are_kept);
 fn m_v05_mappings_are_kept() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -332,7 +332,7 @@ fn all_loans(message: &posthaste::ActiveMessage, len: usize) -> Vec<posthaste::L
     std::iter::from_fn(patient).collect()
 }
 
-#[test]
+case!(m_v02_loans_that_were_dropped_are_lent_again_and_are_room_for_longer_ones);
 fn m_v02_loans_that_were_dropped_are_lent_again_and_are_room_for_longer_ones() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -365,7 +365,7 @@ fn m_v02_loans_that_were_dropped_are_lent_again_and_are_room_for_longer_ones() {
     });
 }
 
-#[test]
+case!(m_v01_a_message_that_waits_for_a_page_goes_on_when_a_loan_is_dropped);
 fn m_v01_a_message_that_waits_for_a_page_goes_on_when_a_loan_is_dropped() {
     run(2, options().workers(2), async |job| {
         let arrived = job.counter();
@@ -390,7 +390,7 @@ fn m_v01_a_message_that_waits_for_a_page_goes_on_when_a_loan_is_dropped() {
     });
 }
 
-#[test]
+case!(a_loan_may_be_sent_through_another_context_than_lent_it);
 fn a_loan_may_be_sent_through_another_context_than_lent_it() {
     const LEN: usize = 100_000;
     run(2, options().contexts(2), async |job| {
@@ -428,7 +428,7 @@ fn a_loan_may_be_sent_through_another_context_than_lent_it() {
     });
 }
 
-#[test]
+case!(a_multicast_that_panics_leaves_nothing_of_it_behind);
 fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
     const LEN: usize = 50_000;
     run(2, options(), async |job| {
@@ -472,7 +472,7 @@ fn a_multicast_that_panics_leaves_nothing_of_it_behind() {
     });
 }
 
-#[test]
+case!(whoever_keeps_messages_gets_copies_past_a_share_of_the_senders_pages);
 fn whoever_keeps_messages_gets_copies_past_a_share_of_the_senders_pages() {
     const LEN: usize = 2 << 20;
     const COUNT: u64 = 200; // more than the pool has room for

@@ -1,6 +1,6 @@
 //! Patterns of every kind of operation: what they send is what is in their regions when they are replayed.
 
-use crate::support::{is_payload, options, payload, run, soon};
+use crate::support::{case, is_payload, options, payload, run, soon};
 use futures::future::join_all;
 use futures::poll;
 use posthaste::{
@@ -9,7 +9,7 @@ use posthaste::{
 };
 use std::sync::{Arc, Mutex};
 
-#[test]
+case!(m_d25_a_recorded_mixture_is_carried_out_at_each_replay);
 fn m_d25_a_recorded_mixture_is_carried_out_at_each_replay() {
     run(3, options(), async |job| {
         const LENS: [usize; 5] = [8, 0, 40, 3_000, 100_000];
@@ -122,7 +122,7 @@ fn m_d25_a_recorded_mixture_is_carried_out_at_each_replay() {
     });
 }
 
-#[test]
+case!(m_d25_multicast_and_many_to_many_record_as_they_are_carried_out);
 fn m_d25_multicast_and_many_to_many_record_as_they_are_carried_out() {
     run(4, options(), async |job| {
         let me = job.rank();
@@ -173,7 +173,7 @@ fn m_d25_multicast_and_many_to_many_record_as_they_are_carried_out() {
     });
 }
 
-#[test]
+case!(m_d27_4096_patterns_share_a_context_and_all_their_replays_may_be_queued);
 fn m_d27_4096_patterns_share_a_context_and_all_their_replays_may_be_queued() {
     run(2, options(), async |job| {
         const PATTERNS: usize = 4096;
@@ -223,7 +223,7 @@ fn m_d27_4096_patterns_share_a_context_and_all_their_replays_may_be_queued() {
     });
 }
 
-#[test]
+case!(m_d31_a_recorded_put_moves_the_counter_that_it_names_at_its_target);
 fn m_d31_a_recorded_put_moves_the_counter_that_it_names_at_its_target() {
     run(3, options(), async |job| {
         let (me, ranks) = (job.rank(), job.size());
@@ -267,7 +267,7 @@ fn m_d31_a_recorded_put_moves_the_counter_that_it_names_at_its_target() {
     });
 }
 
-#[test]
+case!(m_d16_a_finished_send_is_started_again_with_what_is_in_its_region_then);
 fn m_d16_a_finished_send_is_started_again_with_what_is_in_its_region_then() {
     run(2, options(), async |job| {
         let heard = Arc::new(Mutex::new(Vec::new()));
@@ -301,7 +301,7 @@ fn m_d16_a_finished_send_is_started_again_with_what_is_in_its_region_then() {
     });
 }
 
-#[test]
+case!(m_d26_what_cannot_be_recorded_is_told_and_a_pattern_says_what_it_does);
 fn m_d26_what_cannot_be_recorded_is_told_and_a_pattern_says_what_it_does() {
     run(2, options().contexts(2), async |job| {
         let window = job.shmalloc::<u64>(10).await.unwrap();
@@ -352,7 +352,7 @@ fn m_d26_what_cannot_be_recorded_is_told_and_a_pattern_says_what_it_does() {
     });
 }
 
-#[test]
+case!(error_a_pattern_is_not_replayed_on_another_context);
 fn error_a_pattern_is_not_replayed_on_another_context() {
     run(2, options().contexts(2), async |job| {
         let window = job.shmalloc::<u64>(1).await.unwrap();
@@ -382,7 +382,7 @@ fn error_a_pattern_is_not_replayed_on_another_context() {
     });
 }
 
-#[test]
+case!(error_a_replay_behind_the_leave_ends_as_a_send_does);
 fn error_a_replay_behind_the_leave_ends_as_a_send_does() {
     run(2, options().body_leaves(), async |job| {
         let say = job.register("say", |_: Message<'_>, _: &mut Scope<'_>| {}).unwrap();
@@ -395,7 +395,7 @@ fn error_a_replay_behind_the_leave_ends_as_a_send_does() {
     });
 }
 
-#[test]
+case!(m_d27_replays_to_a_slow_receiver_wait_for_its_credit_and_nothing_else_does);
 fn m_d27_replays_to_a_slow_receiver_wait_for_its_credit_and_nothing_else_does() {
     run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
         let (kept, mut stream) = job.stream("kept").unwrap();
@@ -443,7 +443,7 @@ fn m_d27_replays_to_a_slow_receiver_wait_for_its_credit_and_nothing_else_does() 
     });
 }
 
-#[test]
+case!(m_d27_a_replay_gets_the_credit_that_its_receiver_has_not_told_of);
 fn m_d27_a_replay_gets_the_credit_that_its_receiver_has_not_told_of() {
     run(2, options(), async |job| {
         let (numbers, mut all) = job.stream("numbers").unwrap();
@@ -473,7 +473,7 @@ fn m_d27_a_replay_gets_the_credit_that_its_receiver_has_not_told_of() {
     });
 }
 
-#[test]
+case!(m_d27_a_replay_that_has_all_the_bytes_is_not_behind_who_waits_for_them);
 fn m_d27_a_replay_that_has_all_the_bytes_is_not_behind_who_waits_for_them() {
     run(2, options().env("POSTHASTE_CREDIT_BYTES", "65536"), async |job| {
         let (say, mut all) = job.stream("say").unwrap();
@@ -509,7 +509,7 @@ fn m_d27_a_replay_that_has_all_the_bytes_is_not_behind_who_waits_for_them() {
     });
 }
 
-#[test]
+case!(m_d27_a_replay_that_waits_for_credit_holds_up_those_that_go_its_way_and_no_others);
 fn m_d27_a_replay_that_waits_for_credit_holds_up_those_that_go_its_way_and_no_others() {
     run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
         let (kept, mut stream) = job.stream("kept").unwrap();
@@ -554,7 +554,7 @@ fn m_d27_a_replay_that_waits_for_credit_holds_up_those_that_go_its_way_and_no_ot
     });
 }
 
-#[test]
+case!(m_d27_replays_on_different_ways_do_not_wait_for_each_others_credit);
 fn m_d27_replays_on_different_ways_do_not_wait_for_each_others_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
         const ROUNDS: usize = 50;
@@ -592,7 +592,7 @@ async fn count(stream: &mut posthaste::MessageStream, messages: usize) {
     }
 }
 
-#[test]
+case!(m_d29_recorded_collectives_are_replayed_with_new_values_each_time);
 fn m_d29_recorded_collectives_are_replayed_with_new_values_each_time() {
     run(5, options(), async |job| {
         use posthaste::Reduce;

@@ -1,7 +1,7 @@
 //! Every operation that combines values, on values of every type, and groups that are made of others: compared with what one
 //! rank computes alone.
 
-use crate::support::{Random, options, run, soon};
+use crate::support::{Random, case, options, run, soon};
 use futures::future::LocalBoxFuture;
 use posthaste::collective::{Datum, Located};
 use posthaste::{Algorithm, CollectiveError, Group, Rank, Reduce};
@@ -90,7 +90,7 @@ macro_rules! floats {
     })*};
 }
 
-#[test]
+case!(m_d23_every_operation_on_values_of_every_type_gives_what_one_rank_computes_alone);
 fn m_d23_every_operation_on_values_of_every_type_gives_what_one_rank_computes_alone() {
     run(5, options(), async |job| {
         let world = job.world();
@@ -110,7 +110,7 @@ fn compose([a, b]: [u64; 2], [c, d]: [u64; 2]) -> [u64; 2] {
     [a * c % PRIME, (b * c + d) % PRIME]
 }
 
-#[test]
+case!(m_d23_a_users_operation_keeps_the_order_of_the_ranks_where_a_schedule_promises_it);
 fn m_d23_a_users_operation_keeps_the_order_of_the_ranks_where_a_schedule_promises_it() {
     run(6, options(), async |job| {
         let world = job.world();
@@ -140,7 +140,7 @@ fn m_d23_a_users_operation_keeps_the_order_of_the_ranks_where_a_schedule_promise
     });
 }
 
-#[test]
+case!(m_d23_groups_are_united_and_their_ranks_are_translated);
 fn m_d23_groups_are_united_and_their_ranks_are_translated() {
     run(5, options(), async |job| {
         let (me, world) = (job.rank(), job.world());

@@ -1,9 +1,9 @@
 //! Recorded patterns.
 
-use crate::support::{is_payload, options, payload, run};
+use crate::support::{case, is_payload, options, payload, run};
 use posthaste::Rank;
 
-#[test]
+case!(m_d26_many_patterns_have_persistent_ids_and_are_replayed_in_any_order);
 fn m_d26_many_patterns_have_persistent_ids_and_are_replayed_in_any_order() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1000).await.unwrap();
@@ -38,7 +38,7 @@ fn m_d26_many_patterns_have_persistent_ids_and_are_replayed_in_any_order() {
     });
 }
 
-#[test]
+case!(m_d28_a_replay_reads_the_payload_afresh);
 fn m_d28_a_replay_reads_the_payload_afresh() {
     run(3, options(), async |job| {
         let window = job.shmalloc::<u8>(300_000).await.unwrap();
@@ -85,7 +85,7 @@ fn m_d28_a_replay_reads_the_payload_afresh() {
     });
 }
 
-#[test]
+case!(m_d26_a_pattern_of_a_freed_window_or_of_nothing_is_an_error);
 fn m_d26_a_pattern_of_a_freed_window_or_of_nothing_is_an_error() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(10).await.unwrap();

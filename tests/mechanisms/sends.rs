@@ -1,6 +1,6 @@
 //! Active messages: registration, info, handlers.
 
-use crate::support::{is_payload, options, others, payload, run, soon};
+use crate::support::{case, is_payload, options, others, payload, run, soon};
 use posthaste::{Bytes, CallError, Fault, Fill, First, Message, Rank, Scope, SendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub const LENGTHS: [usize; 16] = [
     20 << 20,
 ];
 
-#[test]
+case!(m_d07_several_protocols_coexist);
 fn m_d07_several_protocols_coexist() {
     run(3, options(), async |job| {
         let arrived = job.counter();
@@ -63,7 +63,7 @@ fn m_d07_several_protocols_coexist() {
     });
 }
 
-#[test]
+case!(m_d08_info_of_0_to_112_bytes_travels_with_every_kind_of_message);
 fn m_d08_info_of_0_to_112_bytes_travels_with_every_kind_of_message() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -96,7 +96,7 @@ fn m_d08_info_of_0_to_112_bytes_travels_with_every_kind_of_message() {
     });
 }
 
-#[test]
+case!(m_d09_a_first_packet_handler_chooses_the_buffer_and_may_accept_less);
 fn m_d09_a_first_packet_handler_chooses_the_buffer_and_may_accept_less() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -141,7 +141,7 @@ fn m_d09_a_first_packet_handler_chooses_the_buffer_and_may_accept_less() {
     });
 }
 
-#[test]
+case!(m_d10_a_short_message_is_lent_for_the_call);
 fn m_d10_a_short_message_is_lent_for_the_call() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -167,7 +167,7 @@ fn m_d10_a_short_message_is_lent_for_the_call() {
     });
 }
 
-#[test]
+case!(m_d11_every_length_arrives_whole_and_in_order);
 fn m_d11_every_length_arrives_whole_and_in_order() {
     run(2, options(), async |job| {
         let arrived = job.counter();
@@ -196,7 +196,7 @@ fn m_d11_every_length_arrives_whole_and_in_order() {
     });
 }
 
-#[test]
+case!(sends_to_oneself_arrive);
 fn sends_to_oneself_arrive() {
     run(1, options(), async |job| {
         let arrived = job.counter();
@@ -215,7 +215,7 @@ fn sends_to_oneself_arrive() {
     });
 }
 
-#[test]
+case!(m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused);
 fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
     #[derive(
         Clone, Copy, Debug, PartialEq, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
@@ -272,7 +272,7 @@ fn m_d07_typed_messages_arrive_as_they_were_sent_and_another_type_is_refused() {
     });
 }
 
-#[test]
+case!(m_d07_messages_of_a_type_that_serde_encodes_arrive_as_they_were_and_other_types_are_refused);
 fn m_d07_messages_of_a_type_that_serde_encodes_arrive_as_they_were_and_other_types_are_refused() {
     use std::collections::BTreeMap;
 
@@ -386,8 +386,8 @@ fn m_d07_messages_of_a_type_that_serde_encodes_arrive_as_they_were_and_other_typ
     });
 }
 
+case!(borrowed_payloads_are_sent_with_info_in_line_and_in_time);
 /// What is borrowed has the options that what is owned has.
-#[test]
 fn borrowed_payloads_are_sent_with_info_in_line_and_in_time() {
     run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
         const LENS: [usize; 6] = [0, 8, 100, 5_000, 70_000, 3 << 20];

@@ -1,6 +1,8 @@
 //! Puts and gets over sends: the same as the device's own, forced by a setting.
 
-use crate::support::{Options, Transport, here, is_payload, options, others, payload, run, run_as, soon};
+use crate::support::{
+    Options, Transport, case, here, is_payload, options, others, payload, run, run_as, soon, transport,
+};
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -68,16 +70,16 @@ async fn puts_and_gets(job: Job) {
     words.free().await.unwrap();
 }
 
-#[test]
+case!(m_d13_puts_and_gets_are_the_same_natively);
 fn m_d13_puts_and_gets_are_the_same_natively() {
     run_as(here!(), 3, options().env("POSTHASTE_OVERSEND", "auto"), async |job| {
         puts_and_gets(job.clone()).await;
         let mapped = job.stats().one_sided == 0;
-        assert_eq!(mapped, crate::TRANSPORT == Transport::Shm, "memory that is mapped needs no descriptor");
+        assert_eq!(mapped, transport() == Transport::Shm, "memory that is mapped needs no descriptor");
     });
 }
 
-#[test]
+case!(m_d13_puts_and_gets_are_the_same_over_sends);
 fn m_d13_puts_and_gets_are_the_same_over_sends() {
     run_as(here!(), 3, over_send(), async |job| {
         puts_and_gets(job.clone()).await;
@@ -85,7 +87,7 @@ fn m_d13_puts_and_gets_are_the_same_over_sends() {
     });
 }
 
-#[test]
+case!(m_d13_what_is_put_over_sends_is_there_before_a_message_behind_it);
 fn m_d13_what_is_put_over_sends_is_there_before_a_message_behind_it() {
     run(3, over_send(), async |job| {
         let window = Arc::new(job.shmalloc::<u64>(3 * 1000).await.unwrap());
@@ -115,7 +117,7 @@ fn m_d13_what_is_put_over_sends_is_there_before_a_message_behind_it() {
     });
 }
 
-#[test]
+case!(m_d13_patterns_are_replayed_over_sends);
 fn m_d13_patterns_are_replayed_over_sends() {
     run(3, over_send(), async |job| {
         let window = job.shmalloc::<u8>(3 * 100_000).await.unwrap();
@@ -154,7 +156,7 @@ fn m_d13_patterns_are_replayed_over_sends() {
     });
 }
 
-#[test]
+case!(m_d13_memory_that_is_not_there_is_told_over_sends);
 fn m_d13_memory_that_is_not_there_is_told_over_sends() {
     run(2, over_send(), async |job| {
         let key = Arc::new(OnceLock::new());
@@ -190,7 +192,7 @@ fn m_d13_memory_that_is_not_there_is_told_over_sends() {
     });
 }
 
-#[test]
+case!(m_d14_a_control_gets_past_messages_that_wait);
 fn m_d14_a_control_gets_past_messages_that_wait() {
     const MESSAGES: usize = 400;
     run(2, options(), async |job| {
@@ -241,7 +243,7 @@ fn m_d14_a_control_gets_past_messages_that_wait() {
     });
 }
 
-#[test]
+case!(m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler);
 fn m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler() {
     run(2, options(), async |job| {
         let told: Arc<Mutex<Vec<Fault>>> = Arc::default();
@@ -275,7 +277,7 @@ fn m_d14_a_control_that_nobody_knows_is_told_to_the_error_handler() {
 /// Who sent a message, its number, its length, and whether it was whole.
 type Seen = (u32, u64, usize, bool);
 
-#[test]
+case!(m_d11_long_messages_go_straight_to_their_places);
 fn m_d11_long_messages_go_straight_to_their_places() {
     const LENGTHS: [usize; 10] =
         [0, 99_999, 100_000, 7, 1 << 20, (4 << 20) + 1, 100_001, 20 << 20, 8, 300_000];
@@ -320,10 +322,10 @@ fn m_d11_long_messages_go_straight_to_their_places() {
     });
 }
 
-#[test]
+case!(m_d11_the_next_long_messages_are_put_while_a_handler_has_the_last);
 fn m_d11_the_next_long_messages_are_put_while_a_handler_has_the_last() {
     // Over sockets the receiver's engine takes what is put, and that is in the handler.
-    if crate::TRANSPORT != crate::support::Transport::Shm {
+    if transport() != crate::support::Transport::Shm {
         return;
     }
     // Of long ones one, of shorter ones two.
@@ -362,7 +364,7 @@ fn m_d11_the_next_long_messages_are_put_while_a_handler_has_the_last() {
     }
 }
 
-#[test]
+case!(m_d11_a_handler_that_chooses_its_buffer_gets_long_messages_there);
 fn m_d11_a_handler_that_chooses_its_buffer_gets_long_messages_there() {
     run(2, options().env("POSTHASTE_RENDEZVOUS_BYTES", "1000"), async |job| {
         let arrived = job.counter();
@@ -392,7 +394,7 @@ fn m_d11_a_handler_that_chooses_its_buffer_gets_long_messages_there() {
     });
 }
 
-#[test]
+case!(m_d32_a_small_message_makes_the_far_side_inject_a_put);
 fn m_d32_a_small_message_makes_the_far_side_inject_a_put() {
     // A receiver answers a request to send with a place in its memory, and the sender's put goes there: over puts of the
     // device as over sends.

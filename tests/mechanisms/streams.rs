@@ -1,6 +1,8 @@
 //! Delivery to streams and to spawned handlers; back-pressure.
 
-use crate::support::{Transport, options, payload, receives, run, sealed, soon, unseal, until};
+use crate::support::{
+    Transport, case, options, payload, receives, run, sealed, soon, transport, unseal, until,
+};
 use posthaste::{ActiveMessage, ContextId, Message, OwnedMessage, Rank, Scope, SendError, TrySendError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +25,7 @@ fn send_counted(
     (task, sent)
 }
 
-#[test]
+case!(a_slow_consumer_slows_its_own_senders_and_nobody_else);
 fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
     run(2, options().env("POSTHASTE_CREDITS", "8"), async |job| {
         let (slow, mut slow_stream) = job.stream("slow").unwrap();
@@ -62,7 +64,7 @@ fn a_slow_consumer_slows_its_own_senders_and_nobody_else() {
     });
 }
 
-#[test]
+case!(bytes_are_credited_as_the_job_was_told);
 fn bytes_are_credited_as_the_job_was_told() {
     run(2, options().env("POSTHASTE_CREDIT_BYTES", "64K"), async |job| {
         let (slow, mut slow_stream) = job.stream("slow").unwrap();
@@ -88,7 +90,7 @@ fn bytes_are_credited_as_the_job_was_told() {
     });
 }
 
-#[test]
+case!(back_pressure_with_one_credit_loses_and_doubles_nothing);
 fn back_pressure_with_one_credit_loses_and_doubles_nothing() {
     let narrow = options().env("POSTHASTE_CREDITS", "1").env("POSTHASTE_LANE_BYTES", "1024");
     run(4, narrow, async |job| {
@@ -119,7 +121,7 @@ fn back_pressure_with_one_credit_loses_and_doubles_nothing() {
     });
 }
 
-#[test]
+case!(spawned_handlers_run_as_many_at_once_as_allowed);
 fn spawned_handlers_run_as_many_at_once_as_allowed() {
     run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
         let (running, most, done) =
@@ -149,7 +151,7 @@ fn spawned_handlers_run_as_many_at_once_as_allowed() {
     });
 }
 
-#[test]
+case!(try_send_says_full_and_gives_the_payload_back);
 fn try_send_says_full_and_gives_the_payload_back() {
     run(2, options().env("POSTHASTE_LANE_BYTES", "4096").delay(1, Duration::from_millis(500)), async |job| {
         let arrived = job.counter();
@@ -169,7 +171,7 @@ fn try_send_says_full_and_gives_the_payload_back() {
                     Err(error) => break error,
                 }
                 // A lane of 4 KiB, or what a connection and the kernel keep.
-                let room = if crate::TRANSPORT == Transport::Shm { 100 } else { 100_000 };
+                let room = if transport() == Transport::Shm { 100 } else { 100_000 };
                 assert!(sent < room, "there is always room");
             };
             assert!(matches!(returned, TrySendError::Full(_)), "{returned}");
@@ -201,8 +203,8 @@ fn try_send_says_full_and_gives_the_payload_back() {
     }
 }
 
+case!(every_flush_waits_until_handlers_have_run);
 /// Not only the first that asks: one beside it and one behind one that was given up find the handler through as well.
-#[test]
 fn every_flush_waits_until_handlers_have_run() {
     run(2, options(), async |job| {
         let window = job.shmalloc::<u64>(1).await.unwrap();
@@ -242,7 +244,7 @@ fn every_flush_waits_until_handlers_have_run() {
     });
 }
 
-#[test]
+case!(flush_and_fence_wait_until_handlers_have_run);
 fn flush_and_fence_wait_until_handlers_have_run() {
     run(3, options(), async |job| {
         let arrived = Arc::new(AtomicUsize::new(0));
@@ -289,8 +291,8 @@ fn flush_and_fence_wait_until_handlers_have_run() {
     });
 }
 
+case!(a_flush_waits_for_every_context_of_a_rank);
 /// What goes to another context of a rank is handled when that is driven, and a flush waits for it, too.
-#[test]
 fn a_flush_waits_for_every_context_of_a_rank() {
     run(2, options().contexts(2), async |job| {
         let window = job.shmalloc::<u64>(2).await.unwrap();
@@ -324,7 +326,7 @@ fn a_flush_waits_for_every_context_of_a_rank() {
     });
 }
 
-#[test]
+case!(fault_what_a_task_takes_while_its_driver_sleeps_is_paid_for);
 fn fault_what_a_task_takes_while_its_driver_sleeps_is_paid_for() {
     const CREDITS: u64 = 16;
     run(2, options().env("POSTHASTE_CREDITS", "16"), async |job| {
@@ -347,7 +349,7 @@ fn fault_what_a_task_takes_while_its_driver_sleeps_is_paid_for() {
     });
 }
 
-#[test]
+case!(a_send_that_has_failed_and_is_kept_keeps_no_credit);
 fn a_send_that_has_failed_and_is_kept_keeps_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "1"), async |job| {
         let (data, mut datas) = job.stream("data").unwrap();
@@ -367,7 +369,7 @@ fn a_send_that_has_failed_and_is_kept_keeps_no_credit() {
     });
 }
 
-#[test]
+case!(messages_for_handlers_whose_runtime_has_ended_keep_no_credit);
 fn messages_for_handlers_whose_runtime_has_ended_keep_no_credit() {
     run(2, options().env("POSTHASTE_CREDITS", "4"), async |job| {
         let other = std::thread::scope(|scope| {
@@ -392,7 +394,7 @@ fn messages_for_handlers_whose_runtime_has_ended_keep_no_credit() {
     });
 }
 
-#[test]
+case!(messages_that_wait_for_a_handler_keep_no_credit_when_its_runtime_ends);
 fn messages_that_wait_for_a_handler_keep_no_credit_when_its_runtime_ends() {
     run(3, options().env("POSTHASTE_CREDITS", "4"), async |job| {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

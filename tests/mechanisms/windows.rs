@@ -1,7 +1,6 @@
 //! Windows of groups, and what holds for all windows.
 
-use crate::support::{is_payload, options, payload, run, soon, until};
-use crate::{TRANSPORT, support::Transport};
+use crate::support::{Transport, case, is_payload, options, payload, run, soon, transport, until};
 use futures::StreamExt;
 use futures::future::poll_immediate;
 use posthaste::components::core::context::drive;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
-#[test]
+case!(m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone);
 fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
     run(4, options(), async |job| {
         // Ranks 3, 1 and 2, in this order; rank 0 takes no part and knows of nothing.
@@ -62,7 +61,7 @@ fn m_w01_a_group_makes_a_new_one_that_owns_a_window_of_its_members_alone() {
     });
 }
 
-#[test]
+case!(m_w01_groups_that_overlap_make_windows_at_the_same_time);
 fn m_w01_groups_that_overlap_make_windows_at_the_same_time() {
     run(4, options(), async |job| {
         let me = job.rank();
@@ -95,8 +94,8 @@ fn m_w01_groups_that_overlap_make_windows_at_the_same_time() {
     });
 }
 
+case!(m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole);
 /// However the ranks reach each other: puts of up to 4 KiB keep words whole for whoever looks at them on another thread.
-#[test]
 fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
     run(2, options().workers(2), async |job| {
         const LENS: [usize; 8] = [1, 2, 3, 8, 33, 100, 511, 512];
@@ -160,7 +159,7 @@ fn m_w02_a_thread_of_the_owner_sees_words_of_short_puts_whole() {
     });
 }
 
-#[test]
+case!(m_w03_offsets_are_in_bytes_and_an_ended_put_does_not_read_its_source);
 fn m_w03_offsets_are_in_bytes_and_an_ended_put_does_not_read_its_source() {
     run(2, options(), async |job| {
         let world = job.world();
@@ -190,7 +189,7 @@ fn m_w03_offsets_are_in_bytes_and_an_ended_put_does_not_read_its_source() {
     });
 }
 
-#[test]
+case!(m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order);
 fn m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order() {
     for oversend in ["auto", "always"] {
         run(3, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
@@ -234,8 +233,8 @@ fn m_w04_in_a_groups_window_too_puts_gets_and_sends_keep_their_order() {
     }
 }
 
+case!(m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order);
 /// Random operations on one target, begun one behind the other without waiting, against a model that does them in that order.
-#[test]
 fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
     use futures::FutureExt;
     use futures::future::{LocalBoxFuture, join_all};
@@ -342,8 +341,8 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
     }
 }
 
+case!(m_w04_no_put_passes_a_long_one_between_layouts);
 /// Typed puts that are many messages, and what is put behind them while those are on their way.
-#[test]
 fn m_w04_no_put_passes_a_long_one_between_layouts() {
     use posthaste::datatype::{Datatype, Layout};
     const COUNT: usize = 700_000;
@@ -386,8 +385,8 @@ fn m_w04_no_put_passes_a_long_one_between_layouts() {
     }
 }
 
+case!(m_w04_nothing_that_changes_memory_passes_a_long_get);
 /// What changes memory by whatever way takes its turn behind a long get, which may be asked for in many parts.
-#[test]
 fn m_w04_nothing_that_changes_memory_passes_a_long_get() {
     use posthaste::datatype::{Datatype, Layout};
     // 24 MiB; of those behind the first half every other word is put by one message in several parts.
@@ -424,8 +423,8 @@ fn m_w04_nothing_that_changes_memory_passes_a_long_get() {
     }
 }
 
+case!(m_w04_no_put_passes_a_long_get_between_layouts);
 /// Typed gets that are many messages, and what is put behind them while those are on their way.
-#[test]
 fn m_w04_no_put_passes_a_long_get_between_layouts() {
     use posthaste::datatype::{Datatype, Layout};
     const COUNT: usize = 700_000;
@@ -466,8 +465,8 @@ fn m_w04_no_put_passes_a_long_get_between_layouts() {
     }
 }
 
+case!(m_w04_a_replay_that_waits_for_its_context_is_not_passed_by_a_put);
 /// A replay that another thread starts, because that is at the context now, is not passed by what its task does behind it.
-#[test]
 fn m_w04_a_replay_that_waits_for_its_context_is_not_passed_by_a_put() {
     run(2, options().workers(2), async |job| {
         let window = job.shmalloc::<u64>(1).await.unwrap();
@@ -507,8 +506,8 @@ fn m_w04_a_replay_that_waits_for_its_context_is_not_passed_by_a_put() {
     });
 }
 
+case!(m_w04_a_put_between_layouts_waits_for_no_message_that_is_held);
 /// A typed put that is a message does not wait behind one that has to wait for its name, as no other put does.
-#[test]
 fn m_w04_a_put_between_layouts_waits_for_no_message_that_is_held() {
     use posthaste::datatype::{Datatype, Layout};
     for oversend in ["auto", "always"] {
@@ -552,7 +551,7 @@ fn private_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-#[test]
+case!(m_w06_a_put_goes_straight_from_the_socket_to_its_window);
 fn m_w06_a_put_goes_straight_from_the_socket_to_its_window() {
     run(2, options(), async |job| {
         const LEN: usize = 64 << 20;
@@ -575,14 +574,14 @@ fn m_w06_a_put_goes_straight_from_the_socket_to_its_window() {
             assert!(most < before + (LEN as u64) / 4, "{} bytes besides the window", most - before);
             assert!(is_payload(9, &window.to_vec()), "what has come");
         }
-        if TRANSPORT == Transport::Shm {
+        if transport() == Transport::Shm {
             assert!(job.caps().mappable, "here it is a copy of the sender's");
         }
         window.free().await.unwrap();
     });
 }
 
-#[test]
+case!(a_put_that_waits_for_its_context_is_not_passed_by_a_later_one);
 fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
     // Names a file, which tells the busy peer to go on.
     const GO: &str = "POSTHASTE_TEST_GO";
@@ -648,7 +647,7 @@ fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
     std::fs::remove_file(go).unwrap();
 }
 
-#[test]
+case!(m_w01_a_ranks_own_part_is_a_slice_while_nobody_else_uses_it);
 fn m_w01_a_ranks_own_part_is_a_slice_while_nobody_else_uses_it() {
     run(3, options(), async |job| {
         const LEN: usize = 1000;

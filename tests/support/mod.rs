@@ -6,8 +6,13 @@
 //! the type of the body, so the body must be a closure written in the test function itself.
 #![allow(dead_code, reason = "every test binary uses its own part of it")]
 
+pub mod cases;
 pub mod fork;
 pub mod lines;
+
+#[allow(unused_imports, reason = "not every program has cases")]
+pub(crate) use cases::case;
+use cases::{Setting, name_of, setting};
 
 use posthaste::launcher::{self, Launch, Output, RankEnd, RunningJob, Settings};
 use posthaste::{Job, JobShape, MessageStream, Rank};
@@ -15,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How the ranks of a test program's jobs reach each other; each program says it in its `TRANSPORT`.
+/// How the ranks of a test's jobs reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Shared memory.
@@ -26,10 +31,18 @@ pub enum Transport {
     Nodes,
 }
 
-/// Whether a thread of its own drives each rank's contexts, rather than the runtime that joins: the test program says so by
-/// its name.
+/// That of the case that runs: shared memory, where none says otherwise.
+pub fn transport() -> Transport {
+    match setting() {
+        None | Some(Setting::Shm | Setting::Thread) => Transport::Shm,
+        Some(Setting::Tcp) => Transport::Tcp,
+        Some(Setting::Nodes) => Transport::Nodes,
+    }
+}
+
+/// Whether a thread of its own drives each rank's contexts, rather than the runtime that joins.
 pub fn driven_by_thread() -> bool {
-    env!("CARGO_CRATE_NAME").ends_with("_thread")
+    setting() == Some(Setting::Thread)
 }
 
 /// Whether all is asked for that takes long.
@@ -235,7 +248,7 @@ pub fn is_launcher_with(test: &str, variables: &[(&str, &str)]) -> bool {
         return true;
     }
     let status = Command::new(std::env::current_exe().expect("the test's executable"))
-        .args([test, "--exact", "--nocapture"])
+        .args([&name_of(test), "--exact", "--nocapture"])
         .env(MARK, "1")
         .envs(variables.iter().copied())
         .status()
@@ -280,7 +293,7 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     if driven_by_thread() {
         launch = launch.env("POSTHASTE_DRIVER", "thread");
     }
-    let transport = if options.tcp { Transport::Tcp } else { crate::TRANSPORT };
+    let transport = if options.tcp { Transport::Tcp } else { transport() };
     launch = match transport {
         Transport::Shm => launch,
         Transport::Tcp => launch.tcp(true).env("POSTHASTE_DEVICE", "tcp"),
@@ -302,7 +315,7 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
         for rank in 0..ranks {
             eprintln!("{}", state_of(&job, rank));
         }
-        panic!("{test}: watchdog: not ended after {:?}", options.watchdog);
+        panic!("{}: watchdog: not ended after {:?}", name_of(test), options.watchdog);
     };
     let expected = |rank: u32| {
         let end = options.ends.iter().find(|(wanted, _)| *wanted == rank);
@@ -313,7 +326,7 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
         for rank in 0..ranks {
             eprintln!("--- rank {rank}: {:?}\n{}", outcome.ranks[rank as usize], tail(&text_of(&job, rank)));
         }
-        panic!("{test}: {outcome}; ends: {:?}", outcome.ranks);
+        panic!("{}: {outcome}; ends: {:?}", name_of(test), outcome.ranks);
     }
     let printed: Vec<String> = (0..ranks).map(|rank| text_of(&job, rank)).collect();
     let ran_nothing = printed.iter().any(|text| text.contains("running 0 tests"));
@@ -324,14 +337,14 @@ fn launch(test: &str, ranks: u32, options: Options) -> Vec<String> {
     printed
 }
 
-fn arguments_of(test: &str) -> [&str; 4] {
-    [test, "--exact", "--nocapture", "--test-threads=1"]
+fn arguments_of(test: &str) -> [String; 4] {
+    [&name_of(test), "--exact", "--nocapture", "--test-threads=1"].map(str::to_owned)
 }
 
 /// Starts a rank that the launcher does not: a child of this process, which alone waits for it. `test` is the path of
 /// the test function, as [`run`] finds it by itself.
 pub fn start_external(job: &RunningJob, rank: u32, test: &str) -> Child {
-    let device = (crate::TRANSPORT == Transport::Tcp).then_some(("POSTHASTE_DEVICE", "tcp"));
+    let device = (transport() == Transport::Tcp).then_some(("POSTHASTE_DEVICE", "tcp"));
     Command::new(std::env::current_exe().expect("the test's executable"))
         .args(arguments_of(test))
         .envs(job.join_env(rank).expect("a rank that is left to others"))

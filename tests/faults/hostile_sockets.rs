@@ -1,7 +1,7 @@
 //! A rank that has proven who it is, and then writes into its connections what no rank sends.
 
-use super::sockets::Before;
-use crate::support::{Random, barrier_before_death, options, others, run, sealed, soon, unseal, until};
+use crate::sockets::Before;
+use crate::support::{Random, barrier_before_death, case, options, others, run, sealed, soon, unseal, until};
 use posthaste::{CallError, Fault, Message, Rank, Scope};
 use std::io::Write;
 use std::net::TcpStream;
@@ -44,7 +44,7 @@ async fn says(connections: Vec<TcpStream>, bytes: &[u8]) {
     }
 }
 
-#[test]
+case!(fault_a_peer_that_writes_garbage_into_its_connections_is_cut_off);
 fn fault_a_peer_that_writes_garbage_into_its_connections_is_cut_off() {
     const MESSAGES: u64 = 2000;
     for (case, mode) in CASES {

@@ -1,7 +1,8 @@
 //! Where ranks listen: the settings say it, and what they say may not be there.
 
-use super::sockets::{Before, sockets};
-use crate::support::{here, options, options as again, others, run, run_as, run_unjoined, soon};
+use crate::sockets::{Before, sockets};
+use crate::support::cases::name_of;
+use crate::support::{case, here, options, options as again, others, run, run_as, run_unjoined, soon};
 use posthaste::Job;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
@@ -60,7 +61,7 @@ async fn all_is_there(job: Job) {
     println!("at {}", listening[0].ip());
 }
 
-#[test]
+case!(ranks_listen_at_the_interface_or_address_of_the_settings_and_reach_each_other_there);
 fn ranks_listen_at_the_interface_or_address_of_the_settings_and_reach_each_other_there() {
     for (wanted, address) in [("::1", "::1"), ("lo", "127.0.0.1"), ("127.0.0.7", "127.0.0.7")] {
         let options = options().env("POSTHASTE_TCP_INTERFACE", wanted).env("POSTHASTE_TEST_ADDRESS", address);
@@ -69,7 +70,7 @@ fn ranks_listen_at_the_interface_or_address_of_the_settings_and_reach_each_other
     }
 }
 
-#[test]
+case!(ranks_listen_at_ports_of_the_range_and_at_no_others);
 fn ranks_listen_at_ports_of_the_range_and_at_no_others() {
     // One for each client of each rank, and one where the news of the others are told.
     let (first, last) = free_ports(7);
@@ -82,8 +83,8 @@ fn ranks_listen_at_ports_of_the_range_and_at_no_others() {
     }
 }
 
+case!(an_interface_is_found_by_its_name);
 /// In a network of its own, where an interface has one address of version 4 and one of version 6, and another one only the latter.
-#[test]
 fn an_interface_is_found_by_its_name() {
     const MARK: &str = "POSTHASTE_TEST_NETWORK";
     const NETWORK: &str = "ip link set lo up && ip link add ph-a type veth peer name ph-b \
@@ -101,7 +102,7 @@ fn an_interface_is_found_by_its_name() {
         let status = Command::new("unshare")
             .args(["-n", "sh", "-c", &format!("{NETWORK} && exec \"$0\" \"$@\"")])
             .arg(std::env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture"])
+            .args([&name_of(test), "--exact", "--nocapture"])
             .env(MARK, "1")
             .status()
             .unwrap();
@@ -138,7 +139,7 @@ fn reasons(printed: &[String]) -> Vec<&str> {
     printed.iter().map(|text| line(text)).collect()
 }
 
-#[test]
+case!(fault_ports_that_are_used_up_are_told_with_the_setting_by_whom_there_is_none_left_for);
 fn fault_ports_that_are_used_up_are_told_with_the_setting_by_whom_there_is_none_left_for() {
     let (first, last) = free_ports(2);
     let range = format!("{first}-{last}");
@@ -160,7 +161,7 @@ fn fault_ports_that_are_used_up_are_told_with_the_setting_by_whom_there_is_none_
     }
 }
 
-#[test]
+case!(fault_an_interface_that_does_not_exist_is_told_with_those_that_do);
 fn fault_an_interface_that_does_not_exist_is_told_with_those_that_do() {
     let options = options().any_end().env("POSTHASTE_TCP_INTERFACE", "no-such-0");
     let printed = run_unjoined(3, options, || {

@@ -1,11 +1,11 @@
 //! Ranks that never had a connection with each other.
 
-use crate::support::{options, run, run_unjoined, soon, until};
+use crate::support::{case, options, run, run_unjoined, soon, until};
 use posthaste::{Fault, Rank};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-#[test]
+case!(fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told);
 fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
     run(4, options().body_leaves().killed(2), async |job| {
         let told = Arc::new(Mutex::new(Vec::new()));
@@ -41,7 +41,7 @@ fn fault_the_death_and_the_leave_of_ranks_that_were_never_met_are_told() {
     });
 }
 
-#[test]
+case!(fault_ranks_miss_one_that_would_share_memory_and_are_told_what_it_lacks);
 fn fault_ranks_miss_one_that_would_share_memory_and_are_told_what_it_lacks() {
     let shell = "test $POSTHASTE_RANK != 1 || unset POSTHASTE_DEVICE";
     let options = options().after_shell_command(shell).env("POSTHASTE_JOIN_TIMEOUT", "10").any_end();

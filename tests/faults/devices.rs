@@ -1,9 +1,9 @@
 //! Ranks of one job that are told to use different devices.
 
-use crate::support::{options, run, soon};
+use crate::support::{case, options, run, soon};
 use posthaste::{Algorithm, Reduce};
 
-#[test]
+case!(fault_a_rank_that_is_to_use_sockets_is_reached_by_them_from_its_own_node_too);
 fn fault_a_rank_that_is_to_use_sockets_is_reached_by_them_from_its_own_node_too() {
     let over_sockets = "test $POSTHASTE_RANK != 1 || export POSTHASTE_DEVICE=tcp";
     run(6, options().after_shell_command(over_sockets), async |job| {

@@ -1,6 +1,6 @@
 //! What crosses between nodes.
 
-use crate::support::{options, run, soon, until};
+use crate::support::{case, options, run, soon, until};
 use posthaste::{Algorithm, Group, Rank, Reduce};
 use std::collections::HashSet;
 
@@ -39,7 +39,7 @@ async fn all_kinds(group: &Group) {
     assert_eq!(group.reduce_scatter(&everybody, &sum).await.unwrap(), [me * size as u64]);
 }
 
-#[test]
+case!(m_d22_in_two_levels_only_leaders_talk_to_other_nodes);
 fn m_d22_in_two_levels_only_leaders_talk_to_other_nodes() {
     run(6, options(), async |job| {
         let nodes = job.messager().sysdep().personality().nodes.clone();
