@@ -3,7 +3,7 @@
 use crate::say::complain;
 use clap::value_parser;
 use posthaste::launcher::{JobOutcome, Launch, LaunchError, prepare};
-use posthaste_launch::{Hosts, REMOTE_SHELL};
+use posthaste_launch::Hosts;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -31,9 +31,10 @@ pub struct Args {
     /// Run on other hosts, over ssh: a file of lines `host [slots=N]`.
     #[arg(long, value_name = "FILE", conflicts_with = "nodes")]
     hosts: Option<PathBuf>,
-    /// How to reach a host: a command to which its name and the agent's command are added.
-    #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = REMOTE_SHELL)]
-    ssh: String,
+    /// How to reach a host: a command to which its name and the agent's command are added. By default `ssh`, without a terminal and
+    /// without questions, which takes a host for lost after the silence of POSTHASTE_TCP_TIMEOUT.
+    #[arg(long, value_name = "COMMAND", requires = "hosts")]
+    ssh: Option<String>,
     /// The command of the agent on the hosts.
     #[arg(long, value_name = "COMMAND", requires = "hosts", default_value = "posthaste agent")]
     agent: String,
@@ -188,12 +189,14 @@ impl Args {
     /// The hosts to run on.
     fn listed(&self) -> Result<Hosts, LaunchError> {
         let hosts = Hosts::read(self.hosts.as_deref().unwrap_or("".as_ref()))?;
-        let hosts =
-            hosts.remote_shell(self.ssh.split_ascii_whitespace()).agent(self.agent.split_ascii_whitespace());
-        Ok(match &self.interface {
-            Some(interface) => hosts.interface(interface),
-            None => hosts,
-        })
+        let mut hosts = hosts.agent(self.agent.split_ascii_whitespace());
+        if let Some(command) = &self.ssh {
+            hosts = hosts.remote_shell(command.split_ascii_whitespace());
+        }
+        if let Some(interface) = &self.interface {
+            hosts = hosts.interface(interface);
+        }
+        Ok(hosts)
     }
 }
 

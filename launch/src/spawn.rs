@@ -267,7 +267,7 @@ impl Launch {
             Some(part) => Placement::of_part(part),
             None => Placement::blocks(self.ranks, self.nodes),
         };
-        let Checked { arena_bytes, placement, tcp, .. } = self.check(placement)?;
+        let Checked { arena_bytes, placement, tcp, settings } = self.check(placement)?;
         signals::remember_children().map_err(system("see how ranks end"))?;
         let (bind, several) = (self.bind, self.nodes > 1 && self.part.is_none());
         let mut cpus = if bind || several { allowed_cpus()? } else { Vec::new() };
@@ -291,7 +291,7 @@ impl Launch {
         let mut fds = HostFds::of_nodes(&counts, arena_bytes, headroom)?;
         let kind = fds[0].kind().clone();
         let mut env = self.describe(&placement)?;
-        let rendezvous = if tcp { Some(serve(&mut env)?) } else { None };
+        let rendezvous = if tcp { Some(serve(&mut env, settings.tcp_timeout)?) } else { None };
         let broker = self.start_broker(&mut fds[0], &mut env)?;
         let slots = (0..self.ranks).map(|rank| match placement.starts(rank) {
             true if self.broker_ranks.contains(&rank) => Slot::External,
@@ -498,9 +498,9 @@ pub(crate) struct Checked {
 }
 
 /// Serves a place where the ranks meet, and says so to them.
-fn serve(env: &mut JobEnv) -> Result<Rendezvous, LaunchError> {
+fn serve(env: &mut JobEnv, silence: Duration) -> Result<Rendezvous, LaunchError> {
     let bind = |address: IpAddr| {
-        Rendezvous::bind(SocketAddr::new(address, 0), env.size, env.key.clone(), Some(env.job))
+        Rendezvous::bind(SocketAddr::new(address, 0), env.size, env.key.clone(), Some(env.job), silence)
     };
     // Some hosts have only one of the two.
     let served = bind(Ipv4Addr::LOCALHOST.into()).or_else(|_| bind(Ipv6Addr::LOCALHOST.into()));

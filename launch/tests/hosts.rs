@@ -75,7 +75,8 @@ fn rank(dir: &Path) {
     let env = JobEnv::from_process().unwrap().unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     let place = env.rendezvous.clone().unwrap();
-    let mut seat = Rendezvous::meet(&[place], env.rank, env.size, &env.key, until).unwrap();
+    let mut seat =
+        Rendezvous::meet(&[place], env.rank, env.size, &env.key, until, Duration::from_secs(5)).unwrap();
     // While all are there, no process of this host shows the key to others.
     seat.all_gather(b"", until).unwrap();
     let key = std::env::var("POSTHASTE_KEY").unwrap();

@@ -27,7 +27,8 @@ fn role() {
 fn meet(env: &JobEnv, say: &str) -> Vec<String> {
     let until = Instant::now() + Duration::from_secs(20);
     let place = env.rendezvous.clone().unwrap();
-    let mut seat = Rendezvous::meet(&[place], env.rank, env.size, &env.key, until).unwrap();
+    let mut seat =
+        Rendezvous::meet(&[place], env.rank, env.size, &env.key, until, Duration::from_secs(5)).unwrap();
     assert_eq!(seat.identity().unwrap().0, env.job);
     let say = format!("{}:{say}", env.rank);
     let all = seat.all_gather(say.as_bytes(), until).unwrap();
@@ -136,7 +137,14 @@ fn part(node: u32, rendezvous: &str) -> Part {
 fn two_launchers_start_one_job() {
     let _dog = watchdog();
     let whole = part(0, "");
-    let place = Rendezvous::bind("127.0.0.1:0".parse().unwrap(), 5, whole.key, Some(whole.job)).unwrap();
+    let place = Rendezvous::bind(
+        "127.0.0.1:0".parse().unwrap(),
+        5,
+        whole.key,
+        Some(whole.job),
+        Duration::from_secs(5),
+    )
+    .unwrap();
     let launch = |role, node| -> Launch {
         job_of(role).part(part(node, &place.address().to_string())).stdout(Output::Capture)
     };

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use common::cut::Cut;
-use common::meeting::{key, meet, ranks, serve, within};
+use common::meeting::{SILENCE, key, meet, ranks, serve, within};
 use common::{assigned, process_of, watchdog};
 use posthaste_launch::{JobId, Meeting, MeetingError, Rendezvous};
 
@@ -68,7 +68,7 @@ fn all_get_what_all_gave_in_every_round() {
 fn the_job_has_the_identity_that_was_given() {
     let _dog = watchdog();
     let job = JobId::from_bytes([9; 16]);
-    let place = Rendezvous::bind("[::1]:0".parse().unwrap(), 1, key(7), Some(job)).unwrap();
+    let place = Rendezvous::bind("[::1]:0".parse().unwrap(), 1, key(7), Some(job), SILENCE).unwrap();
     let mut seat = meet(&place.address().to_string(), 0, 1, &key(7), 5000).unwrap();
     assert_eq!(seat.identity().unwrap().0, job);
     assert_eq!(seat.all_gather(b"alone", within(5000)).unwrap(), [b"alone"]);
@@ -85,12 +85,12 @@ fn whoever_serves_may_start_later_and_has_a_name() {
     let port = ports.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let early = std::thread::spawn(move || {
         let places = ["no-such-host.invalid:1".to_owned(), format!("localhost:{port}")];
-        let mut seat = Rendezvous::meet(&places, 1, 2, &key(7), within(30_000))?;
+        let mut seat = Rendezvous::meet(&places, 1, 2, &key(7), within(30_000), SILENCE)?;
         seat.all_gather(b"one", within(20_000))
     });
     std::thread::sleep(Duration::from_millis(300));
     assert!(!early.is_finished());
-    let place = Rendezvous::bind(SocketAddr::from(([127, 0, 0, 1], port)), 2, key(7), None).unwrap();
+    let place = Rendezvous::bind(SocketAddr::from(([127, 0, 0, 1], port)), 2, key(7), None, SILENCE).unwrap();
     let mut seat = meet(&place.address().to_string(), 0, 2, &key(7), 5000).unwrap();
     assert_eq!(seat.all_gather(b"zero", within(20_000)).unwrap(), [&b"zero"[..], b"one"]);
     assert_eq!(early.join().unwrap().unwrap(), [&b"zero"[..], b"one"]);
@@ -306,6 +306,44 @@ fn the_server_stays_until_all_have_taken_the_last_answer() {
         let parts = late.join().unwrap();
         assert!(parts.len() == RANKS as usize && parts.iter().all(|part| *part == large));
     });
+}
+
+#[test]
+fn both_sides_of_a_connection_look_for_a_silent_host_as_is_set() {
+    /// The timers of both ends of the connections to a port: their kind, and when each is due, in seconds.
+    fn timers(port: u16) -> Vec<(String, u64)> {
+        let (port, mut timers) = (format!(":{port:04X}"), Vec::new());
+        for line in std::fs::read_to_string("/proc/self/net/tcp").unwrap().lines() {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_its = fields[1].ends_with(&port) || fields[2].ends_with(&port);
+            // It is established.
+            if is_its && fields[3] == "01" {
+                let (kind, due) = fields[5].split_once(':').unwrap();
+                timers.push((kind.to_owned(), u64::from_str_radix(due, 16).unwrap() / 100));
+            }
+        }
+        timers
+    }
+    let _dog = watchdog();
+    for (silence, expected) in [(0, "00"), (60, "02")] {
+        let silence = Duration::from_secs(silence);
+        let place = Rendezvous::bind("127.0.0.1:0".parse().unwrap(), 1, key(7), None, silence).unwrap();
+        let address = place.address();
+        let seat = Rendezvous::meet(&[address.to_string()], 0, 1, &key(7), within(5000), silence).unwrap();
+        // What acknowledges the last message has a timer of its own.
+        let ends = loop {
+            let ends = timers(address.port());
+            if ends.iter().all(|(kind, _)| kind == expected) {
+                break ends;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(ends.len(), 2, "{ends:?}");
+        // Idle for two fifths of it.
+        let due = 2 * silence.as_secs() / 5;
+        assert!(ends.iter().all(|(_, at)| *at <= due && *at + 12 >= due), "{ends:?} for {silence:?}");
+        drop((seat, place));
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
     let LooseEnv { key, clients, contexts, rendezvous, settings, .. } = LooseEnv::from_process()?;
     let (clients, contexts) = (part("clients", clients)?, part("contexts", contexts)?);
-    let until = Instant::now() + settings.join_timeout;
+    let (until, silence) = (Instant::now() + settings.join_timeout, settings.tcp_timeout);
     match blocking(move || Ok(launcher.connect(until)?)).await? {
         Foreign::KeyValue(meeting) => {
             let party = Party::new(meeting, until);
@@ -40,14 +40,15 @@ pub(crate) async fn place_of(launcher: Detected) -> Result<Place, JoinError> {
             let (mut elsewhere, mut again) = (None, false);
             loop {
                 let (at, secret) = (appointment.clone(), key.clone());
-                let joined = match blocking(move || keep(&at, elsewhere, again, &secret, until)).await {
-                    Ok((meeting, here)) => {
-                        again = meeting.incarnation() > 0;
-                        let party = Party::new(meeting, until);
-                        join_found(party, clients, contexts, settings.clone(), Some(here)).await
-                    }
-                    Err(error) => Err(error),
-                };
+                let joined =
+                    match blocking(move || keep(&at, elsewhere, again, &secret, until, silence)).await {
+                        Ok((meeting, here)) => {
+                            again = meeting.incarnation() > 0;
+                            let party = Party::new(meeting, until);
+                            join_found(party, clients, contexts, settings.clone(), Some(here)).await
+                        }
+                        Err(error) => Err(error),
+                    };
                 match joined {
                     // This rank has died, and serves a meeting to which nobody comes: the others have met, and say where they are.
                     Err(JoinError::Meeting(MeetingError::Elsewhere { served_at, .. })) => {
@@ -82,12 +83,13 @@ fn keep(
     again: bool,
     key: &JobKey,
     until: Instant,
+    silence: Duration,
 ) -> Result<(Box<dyn Meeting>, Whereabouts), JoinError> {
     let (rank, size) = (appointment.rank, appointment.size);
     let meet = if again { Rendezvous::meet_again } else { Rendezvous::meet };
     if let Some(served_at) = elsewhere {
         let (place, until) = (served_at.to_string(), until.min(Instant::now() + RESUME));
-        let mut seat = meet(std::slice::from_ref(&place), rank, size, key, until)?;
+        let mut seat = meet(std::slice::from_ref(&place), rank, size, key, until, silence)?;
         if let Some(met_at) = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next()) {
             seat.met_before_at(&appointment.place, met_at);
         }
@@ -95,7 +97,7 @@ fn keep(
     }
     if !appointment.serve {
         let place = std::slice::from_ref(&appointment.place);
-        let seat = meet(place, rank, size, key, until)?;
+        let seat = meet(place, rank, size, key, until, silence)?;
         let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
         let here = whereabouts(&appointment.place, Some(seat.address().map_err(lost)?));
         return Ok((Box::new(seat), here));
@@ -103,11 +105,11 @@ fn keep(
     Rendezvous::check_room(size)?;
     let mut patience = until.min(Instant::now() + RESUME);
     let server = loop {
-        let refused = match serve(appointment, key) {
+        let refused = match serve(appointment, key, silence) {
             Ok(server) => break server,
             Err(refused) => refused,
         };
-        match resume(appointment, key, until) {
+        match resume(appointment, key, until, silence) {
             Ok(Some(resumed)) => return Ok(resumed),
             // Ranks of the program that they were before this one are still at it.
             Err(MeetingError::LeftBefore { .. }) => patience = until,
@@ -126,7 +128,7 @@ fn keep(
     server.pass_on(rank);
     // By its address: the name may mean something else to this rank's resolver.
     let own = facing_itself(server.address()).to_string();
-    let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until)?);
+    let seat = Box::new(Rendezvous::meet(&[own], rank, size, key, until, silence)?);
     // The others come to this host by the place's address, unless its own resolver takes the name for itself.
     let resolved = appointment.place.to_socket_addrs().ok().and_then(|mut found| found.next());
     let here = whereabouts(&appointment.place, resolved);
@@ -145,10 +147,15 @@ fn whereabouts(place: &str, found: Option<SocketAddr>) -> Whereabouts {
 
 /// Goes to the place that this rank is to serve, and that somebody else has: if that is a rank of the same job, this one was
 /// part of it before and died. None if it has not heard of this rank before.
-fn resume(appointment: &Appointment, key: &JobKey, until: Instant) -> Result<Option<Found>, MeetingError> {
+fn resume(
+    appointment: &Appointment,
+    key: &JobKey,
+    until: Instant,
+    silence: Duration,
+) -> Result<Option<Found>, MeetingError> {
     let place = std::slice::from_ref(&appointment.place);
     let until = until.min(Instant::now() + TURN);
-    let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until)?;
+    let seat = Rendezvous::meet(place, appointment.rank, appointment.size, key, until, silence)?;
     let refused =
         |problem: &str| MeetingError::Refused { place: place.join(""), problem: problem.to_owned() };
     if seat.incarnation() == 0 {
@@ -159,7 +166,7 @@ fn resume(appointment: &Appointment, key: &JobKey, until: Instant) -> Result<Opt
 }
 
 /// Serves the place of an appointment: on all interfaces, unless it is named by a loopback address.
-fn serve(appointment: &Appointment, key: &JobKey) -> Result<Rendezvous, JoinError> {
+fn serve(appointment: &Appointment, key: &JobKey, silence: Duration) -> Result<Rendezvous, JoinError> {
     let place = &appointment.place;
     let refused = |problem: String| MeetingError::Refused { place: place.clone(), problem };
     let resolved = place.to_socket_addrs().ok().and_then(|mut found| found.next());
@@ -173,7 +180,7 @@ fn serve(appointment: &Appointment, key: &JobKey) -> Result<Rendezvous, JoinErro
     let listener = TcpListener::bind(address).map_err(|error| {
         refused(format!("rank 0 cannot serve it on {address}: {error}; another job may use that port"))
     })?;
-    let served = Rendezvous::serve(listener, appointment.size, key.clone(), None);
+    let served = Rendezvous::serve(listener, appointment.size, key.clone(), None, silence);
     Ok(served.map_err(|source| MeetingError::System { what: "serve the ranks' meeting", source })?)
 }
 

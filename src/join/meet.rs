@@ -455,6 +455,7 @@ impl Finish<'_> {
                 shape.ranks,
                 self.key,
                 self.job,
+                place.settings.tcp_timeout,
             );
             match served {
                 Ok(served) => server = Some(served),
@@ -491,9 +492,11 @@ impl Finish<'_> {
                     News::OfRank0 => {
                         if let Some(news) = cards.first().and_then(|card| card.news) {
                             let (key, until) = (self.key.clone(), Instant::now() + NEWS);
+                            let silence = place.settings.tcp_timeout;
                             let heard = move || {
                                 let place = [news.to_string()];
-                                let seat = Rendezvous::meet(&place, rank.0, shape.ranks, &key, until);
+                                let seat =
+                                    Rendezvous::meet(&place, rank.0, shape.ranks, &key, until, silence);
                                 Ok(seat.map(|mut seat| seat.bulletin()))
                             };
                             match blocking(heard).await? {

@@ -247,9 +247,10 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     };
     let place = env.rendezvous.ok_or(JoinError::NoRendezvous)?;
     let (key, until) = (env.key.clone(), Instant::now() + settings.join_timeout);
+    let silence = settings.tcp_timeout;
     let (meeting, met_at) = blocking(move || {
         let meet = if again { Rendezvous::meet_again } else { Rendezvous::meet };
-        let meeting = meet(&[place], env.rank, env.size, &key, until)?;
+        let meeting = meet(&[place], env.rank, env.size, &key, until, silence)?;
         let met_at = meeting.address();
         let lost = |source| JoinError::System { what: "tell where the ranks meet", source };
         Ok((meeting, met_at.map_err(lost)?))

@@ -2,19 +2,23 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::env::MAX_RANKS;
 use crate::error::LaunchError;
 
-/// How hosts are reached by default: without a terminal and without questions, and a host that does not answer for six seconds
-/// is lost.
-pub const REMOTE_SHELL: &str = "ssh -T -o BatchMode=yes -o ServerAliveInterval=2 -o ServerAliveCountMax=3";
+/// How hosts are reached by default: without a terminal and without questions. It is told, besides, after how much silence a host
+/// is lost ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout), rounded up to three times a number of seconds).
+pub const REMOTE_SHELL: &str = "ssh -T -o BatchMode=yes";
+/// What it asks of a host that is silent before that is lost.
+const ASKS: u32 = 3;
 
 /// Hosts, how many ranks each takes, and how an agent is started there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
     pub(crate) hosts: Vec<Host>,
-    pub(crate) remote_shell: Vec<OsString>,
+    /// None: the default one.
+    remote_shell: Option<Vec<OsString>>,
     pub(crate) agent: Vec<OsString>,
     pub(crate) interface: Option<String>,
 }
@@ -68,7 +72,7 @@ impl Hosts {
         }
         Ok(Self {
             hosts,
-            remote_shell: REMOTE_SHELL.split(' ').map(OsString::from).collect(),
+            remote_shell: None,
             agent: ["posthaste", "agent"].map(OsString::from).to_vec(),
             interface: None,
         })
@@ -78,8 +82,17 @@ impl Hosts {
     /// [`REMOTE_SHELL`] by default. It is by its end that the loss of a host is noticed where no rank notices it.
     #[must_use]
     pub fn remote_shell(mut self, command: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        self.remote_shell = command.into_iter().map(Into::into).collect();
+        self.remote_shell = Some(command.into_iter().map(Into::into).collect());
         self
+    }
+
+    /// How to reach a host that is lost after so much silence; zero: never.
+    pub(crate) fn remote_shell_with(&self, silence: Duration) -> Vec<OsString> {
+        self.remote_shell.clone().unwrap_or_else(|| {
+            let interval = silence.as_millis().div_ceil(1000 * u128::from(ASKS));
+            let asks = format!("-o ServerAliveInterval={interval} -o ServerAliveCountMax={ASKS}");
+            REMOTE_SHELL.split(' ').chain(asks.split(' ')).map(OsString::from).collect()
+        })
     }
 
     /// The command of the agent, which calls [`run_agent`](crate::run_agent); `posthaste agent` by default.
@@ -128,6 +141,21 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_remote_shell_is_told_how_long_silence_may_last() {
+        let hosts = Hosts::parse("alpha").unwrap();
+        let told = |milliseconds| {
+            let command = hosts.remote_shell_with(Duration::from_millis(milliseconds));
+            command.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(told(5000), format!("{REMOTE_SHELL} -o ServerAliveInterval=2 -o ServerAliveCountMax=3"));
+        for (milliseconds, interval) in [(0, 0), (1, 1), (3000, 1), (3001, 2), (60_000, 20)] {
+            assert!(told(milliseconds).contains(&format!("ServerAliveInterval={interval} ")));
+        }
+        let others = hosts.clone().remote_shell(["rsh", "-n"]);
+        assert_eq!(others.remote_shell_with(Duration::from_secs(5)), ["rsh", "-n"]);
+    }
 
     #[test]
     fn lines_are_hosts_and_slots() {

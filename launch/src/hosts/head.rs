@@ -60,7 +60,7 @@ impl Launch {
             .map_err(|error| LaunchError::Invalid(error.to_string()))?;
         let listener = listen(address, settings.tcp_ports.clone())
             .map_err(|error| LaunchError::Invalid(cannot_listen(address, &settings, &error)))?;
-        let place = Rendezvous::serve(listener, self.ranks, key.clone(), Some(job))
+        let place = Rendezvous::serve(listener, self.ranks, key.clone(), Some(job), settings.tcp_timeout)
             .map_err(system("serve a place where the ranks meet"))?;
         let part = |node| Part {
             job,
@@ -78,7 +78,7 @@ impl Launch {
         let mut links = Vec::new();
         for node in &used {
             let order = self.order(part(*node), arena_bytes)?.encode();
-            let link = Link::start(hosts, *node, order, printing, sender.clone());
+            let link = Link::start(hosts, settings.tcp_timeout, *node, order, printing, sender.clone());
             links.push((*node, link.map_err(system("start the remote shell"))?));
         }
         drop(sender);

@@ -70,6 +70,7 @@ impl Link {
     /// Starts an agent; once it has said what it is, it is given the order.
     pub(crate) fn start(
         hosts: &Hosts,
+        silence: Duration,
         node: u32,
         order: Zeroizing<Vec<u8>>,
         printing: Printing,
@@ -77,7 +78,8 @@ impl Link {
     ) -> io::Result<Self> {
         let host = hosts.hosts[node as usize].name.clone();
         let missing = || io::Error::new(io::ErrorKind::InvalidInput, "the remote shell's command is empty");
-        let (program, args) = hosts.remote_shell.split_first().ok_or_else(missing)?;
+        let remote_shell = hosts.remote_shell_with(silence);
+        let (program, args) = remote_shell.split_first().ok_or_else(missing)?;
         let mut command = Command::new(program);
         command.args(args).arg(&host).args(&hosts.agent);
         // The terminal's Ctrl-C is the head's to pass on: a remote shell that it ends would take its ranks along unasked.

@@ -30,8 +30,6 @@ const FIRST: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long one look may take.
 const LOOK: Duration = Duration::from_secs(1);
-/// A host that has not answered for so long is gone, as it is for the connections between ranks.
-const SILENCE: Duration = Duration::from_secs(5);
 /// Those looked for at a time.
 const MOST: usize = 64;
 
@@ -46,6 +44,8 @@ enum Sign {
 /// The search for them.
 pub(crate) struct Absent {
     whereabouts: Whereabouts,
+    /// A host that has not answered for so long is gone, as it is for the connections between ranks; zero: never.
+    silence: Duration,
     next: Instant,
     /// A look that is under way.
     look: Option<Receiver<Vec<(u32, Sign)>>>,
@@ -56,8 +56,8 @@ pub(crate) struct Absent {
 }
 
 impl Absent {
-    pub(crate) fn new(whereabouts: Whereabouts, now: Instant) -> Self {
-        Self { whereabouts, next: now + FIRST, look: None, last: u32::MAX, silent: Vec::new() }
+    pub(crate) fn new(whereabouts: Whereabouts, silence: Duration, now: Instant) -> Self {
+        Self { whereabouts, silence, next: now + FIRST, look: None, last: u32::MAX, silent: Vec::new() }
     }
 
     /// When to call [`look`](Self::look) again.
@@ -138,7 +138,9 @@ impl Absent {
             let since = before.iter().find(|(other, _)| other == rank).map_or(now, |(_, since)| *since);
             match sign {
                 Sign::Alive => {}
-                Sign::Silent if now < since + SILENCE => self.silent.push((*rank, since)),
+                Sign::Silent if self.silence.is_zero() || now < since + self.silence => {
+                    self.silent.push((*rank, since));
+                }
                 Sign::Ended | Sign::Silent => ended.push(*rank),
             }
         }
@@ -217,6 +219,10 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
+    fn absent(silence: u64, now: Instant) -> Absent {
+        Absent::new(Arc::new(|_| Whereabout::Listens(Vec::new())), Duration::from_secs(silence), now)
+    }
+
     #[test]
     fn a_closed_port_is_an_end_and_an_open_one_is_none_whoever_listens() {
         let open = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -229,7 +235,7 @@ mod tests {
     #[test]
     fn silence_is_an_end_only_when_it_lasts() {
         let now = Instant::now();
-        let mut absent = Absent::new(Arc::new(|_| Whereabout::Listens(Vec::new())), now);
+        let mut absent = absent(5, now);
         let after = |seconds| now + Duration::from_secs(seconds);
         assert!(absent.judge(&[(1, Sign::Silent), (2, Sign::Silent)], now).is_empty());
         assert!(absent.judge(&[(1, Sign::Alive), (2, Sign::Silent)], after(3)).is_empty());
@@ -239,9 +245,24 @@ mod tests {
     }
 
     #[test]
+    fn how_long_silence_may_last_is_as_it_was_set() {
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let (mut long, mut never) = (absent(60, now), absent(0, now));
+        for seconds in [0, 6, 59] {
+            assert!(long.judge(&[(1, Sign::Silent)], after(seconds)).is_empty());
+        }
+        assert_eq!(long.judge(&[(1, Sign::Silent)], after(60)), [1]);
+        for seconds in [0, 3600, 1_000_000] {
+            assert!(never.judge(&[(1, Sign::Silent)], after(seconds)).is_empty());
+        }
+        assert_eq!(never.judge(&[(1, Sign::Ended)], after(1_000_001)), [1]);
+    }
+
+    #[test]
     fn a_rank_has_not_ended_as_long_as_one_of_its_places_is_open() {
         let now = Instant::now();
-        let mut absent = Absent::new(Arc::new(|_| Whereabout::Listens(Vec::new())), now);
+        let mut absent = absent(5, now);
         let signs =
             [(1, Sign::Ended), (1, Sign::Alive), (2, Sign::Ended), (2, Sign::Ended), (3, Sign::Alive)];
         assert_eq!(absent.judge(&signs, now), [2]);
@@ -260,7 +281,7 @@ mod tests {
             _ if rank.is_multiple_of(3) => Whereabout::Listens(Vec::new()),
             _ => Whereabout::Listens(vec![place]),
         };
-        let mut absent = Absent::new(Arc::new(known), Instant::now());
+        let mut absent = Absent::new(Arc::new(known), Duration::ZERO, Instant::now());
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..4 {
             let (places, left) = absent.places(1..302);

@@ -108,6 +108,8 @@ pub(crate) struct Seat {
     pub(crate) job: JobId,
     pub(crate) key: JobKey,
     pub(crate) incarnation: u32,
+    /// After how much of it a host is lost.
+    pub(crate) silence: Duration,
     /// Where the job's ranks met in the first place, and those look that are started again.
     pub(crate) met_at: MetAt,
 }
@@ -334,7 +336,7 @@ impl Bulletin {
         let gathering = Gathering::taken_over(seat.size, &duty.gone, duty.roster);
         let (key, job) = (seat.key.clone(), seat.job);
         let standing = Box::new(Standing::new(self, place, whereabouts));
-        let server = match Rendezvous::start(listener, key, job, gathering, Some(standing)) {
+        let server = match Rendezvous::start(listener, key, job, gathering, seat.silence, Some(standing)) {
             Ok(server) => server,
             Err((error, standing)) => {
                 let mut bulletin = standing.map(|standing| Box::new(standing.into_bulletin()));
@@ -455,8 +457,8 @@ fn hear_at(place: SocketAddr, seat: &Seat) -> io::Result<Bulletin> {
     let until = Instant::now() + PATIENCE;
     let places = [place.to_string()];
     let moves = Comes::Moving(seat.incarnation);
-    let mut client =
-        meet(&places, seat.rank, seat.size, &seat.key, until, moves).map_err(io::Error::other)?;
+    let client = meet(&places, seat.rank, seat.size, &seat.key, until, seat.silence, moves);
+    let mut client = client.map_err(io::Error::other)?;
     client.bulletin_of_job_met_at(seat.met_at.clone()).ok_or_else(|| ErrorKind::NotConnected.into())
 }
 

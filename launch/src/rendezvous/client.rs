@@ -45,6 +45,8 @@ pub struct RendezvousClient {
     generation: u32,
     /// Which rank that is, if it is one.
     server: Option<u32>,
+    /// After how much of it a host is lost.
+    silence: Duration,
     round: u32,
     began: Instant,
     /// The server has been told that this rank listens to its news.
@@ -88,13 +90,14 @@ pub(crate) fn meet(
     size: u32,
     key: &JobKey,
     deadline: Instant,
+    silence: Duration,
     comes: Comes,
 ) -> Result<RendezvousClient, MeetingError> {
     if rank >= size {
         return Err(MeetingError::Size { rank, size, said: size });
     }
     let moves = if let Comes::Moving(incarnation) = comes { Some(incarnation) } else { None };
-    let visit = Visit { began: Instant::now(), rank, size, key, deadline, moves };
+    let visit = Visit { began: Instant::now(), rank, size, key, deadline, silence, moves };
     let news_by = visit.began + if comes == Comes::Again { NEWS } else { Duration::ZERO };
     let mut pause = PAUSES.0;
     let mut last = String::from("no address is given");
@@ -168,6 +171,7 @@ pub(crate) struct Visit<'a> {
     pub(crate) size: u32,
     pub(crate) key: &'a JobKey,
     pub(crate) deadline: Instant,
+    pub(crate) silence: Duration,
     /// It moves its seat, as this incarnation.
     pub(crate) moves: Option<u32>,
 }
@@ -207,7 +211,7 @@ impl Visit<'_> {
         if stream.local_addr().is_ok_and(|local| local == address) {
             return Err(Attempt::Closed);
         }
-        let prepared = stream.set_nodelay(true).and_then(|()| notice_silence(&stream));
+        let prepared = stream.set_nodelay(true).and_then(|()| notice_silence(&stream, self.silence));
         prepared.map_err(|error| Attempt::Again(error.to_string()))?;
         let (rank, size) = (self.rank, self.size);
         let hello_of = Hello { rank, size, pid: std::process::id(), moves: self.moves };
@@ -246,6 +250,7 @@ impl Visit<'_> {
                     incarnation: self.moves.unwrap_or(header.first),
                     generation: header.second,
                     server,
+                    silence: self.silence,
                     round: 0,
                     began: self.began,
                     watching: false,
@@ -350,7 +355,7 @@ impl RendezvousClient {
 
     fn seat(&self, met_at: MetAt) -> Seat {
         let Self { rank, size, job, incarnation, .. } = *self;
-        Seat { rank, size, job, key: self.key.clone(), incarnation, met_at }
+        Seat { rank, size, job, key: self.key.clone(), incarnation, silence: self.silence, met_at }
     }
 
     /// Of a job that has met: tells whoever serves a new meeting of its ranks where the news of that job are served.

@@ -38,7 +38,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -80,17 +80,24 @@ pub struct Rendezvous {
 impl Rendezvous {
     /// Serves a meeting of `size` ranks that have `key`, on a listener of the caller's choice.
     ///
-    /// `job` is what the ranks are told to be their job's identity; if none is given, one is drawn.
+    /// `job` is what the ranks are told to be their job's identity; if none is given, one is drawn. A host that is silent for
+    /// longer than `silence` is lost, with its ranks; zero: never ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout)).
     ///
     /// # Errors
     /// The size is none that a job can have, or the system refuses a thread, a descriptor or random numbers.
-    pub fn serve(listener: TcpListener, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
+    pub fn serve(
+        listener: TcpListener,
+        size: u32,
+        key: JobKey,
+        job: Option<JobId>,
+        silence: Duration,
+    ) -> io::Result<Self> {
         if !(1..=MAX_RANKS).contains(&size) {
             let text = format!("a job has 1 to {MAX_RANKS} ranks, not {size}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let job = job.map_or_else(JobId::random, Ok)?;
-        Self::start(listener, key, job, Gathering::new(size), None).map_err(|(error, _)| error)
+        Self::start(listener, key, job, Gathering::new(size), silence, None).map_err(|(error, _)| error)
     }
 
     fn start(
@@ -98,6 +105,7 @@ impl Rendezvous {
         key: JobKey,
         job: JobId,
         gathering: Gathering,
+        silence: Duration,
         standing: Option<Box<Standing>>,
     ) -> Result<Self, (io::Error, Option<Box<Standing>>)> {
         let prepared = listener.set_nonblocking(true).and_then(|()| {
@@ -121,7 +129,8 @@ impl Rendezvous {
         let (other, (give, take)) = (Arc::clone(&stop), std::sync::mpsc::channel::<Option<Box<Standing>>>());
         let run = move || {
             if let Ok(standing) = take.recv() {
-                Server::new(listener, other, job, key, gathering, standing.map(|standing| *standing)).run();
+                let standing = standing.map(|standing| *standing);
+                Server::new(listener, other, job, key, gathering, silence, standing).run();
             }
         };
         // What it stands by with is given to a thread that is there, and back where there is none.
@@ -139,8 +148,14 @@ impl Rendezvous {
     ///
     /// # Errors
     /// As [`serve`](Self::serve), and the address cannot be had.
-    pub fn bind(address: SocketAddr, size: u32, key: JobKey, job: Option<JobId>) -> io::Result<Self> {
-        Self::serve(TcpListener::bind(address)?, size, key, job)
+    pub fn bind(
+        address: SocketAddr,
+        size: u32,
+        key: JobKey,
+        job: Option<JobId>,
+        silence: Duration,
+    ) -> io::Result<Self> {
+        Self::serve(TcpListener::bind(address)?, size, key, job, silence)
     }
 
     /// As rank 0, serves the [`Bulletin`] of ranks that have met elsewhere, on a port of that address, one of those given if any
@@ -154,11 +169,13 @@ impl Rendezvous {
         size: u32,
         key: &JobKey,
         job: JobId,
+        silence: Duration,
     ) -> io::Result<Self> {
         Self::check_room(size).map_err(io::Error::other)?;
         let listener = handover::listen(address, ports)?;
-        let told = Self::start(listener, key.clone(), job, Gathering::taken_over(size, &[], None), None)
-            .map_err(|(error, _)| error)?;
+        let gathering = Gathering::taken_over(size, &[], None);
+        let told = Self::start(listener, key.clone(), job, gathering, silence, None);
+        let told = told.map_err(|(error, _)| error)?;
         told.pass_on(0);
         Ok(told)
     }
@@ -201,7 +218,7 @@ impl Rendezvous {
 
     /// Does nothing for so long.
     #[cfg(test)]
-    fn is_stopped_for(&self, time: std::time::Duration) {
+    fn is_stopped_for(&self, time: Duration) {
         *self.stop.fate.lock().unwrap() = Some(server::Fate::Stops(time));
         self.stop.ring();
     }
@@ -219,7 +236,8 @@ impl Rendezvous {
     /// Goes to a meeting as one rank of so many; blocks until this rank has its seat.
     ///
     /// `places` are tried in turn, each a `host:port` whose host may be a name. Whoever serves it may start later:
-    /// names that do not resolve, refused, unreachable and broken connections are tried again until the deadline.
+    /// names that do not resolve, refused, unreachable and broken connections are tried again until the deadline. `silence`
+    /// is as for [`serve`](Self::serve), and goes with the seat.
     ///
     /// # Errors
     /// Nobody serves the meeting until the deadline ([`MeetingError::Refused`]); at once: whoever serves it has another
@@ -231,8 +249,9 @@ impl Rendezvous {
         size: u32,
         key: &JobKey,
         deadline: Instant,
+        silence: Duration,
     ) -> Result<RendezvousClient, MeetingError> {
-        client::meet(places, rank, size, key, deadline, Comes::First)
+        client::meet(places, rank, size, key, deadline, silence, Comes::First)
     }
 
     /// As [`meet`](Self::meet), for a rank whose predecessor was seen to end by whoever started both: where that is not known
@@ -246,8 +265,9 @@ impl Rendezvous {
         size: u32,
         key: &JobKey,
         deadline: Instant,
+        silence: Duration,
     ) -> Result<RendezvousClient, MeetingError> {
-        client::meet(places, rank, size, key, deadline, Comes::Again)
+        client::meet(places, rank, size, key, deadline, silence, Comes::Again)
     }
 }
 

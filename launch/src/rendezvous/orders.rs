@@ -260,14 +260,17 @@ impl Job {
         // Of its own: ranks of the job before this one may still ask at the ports where that had been.
         let key = JobKey::random().unwrap();
         let until = Instant::now() + Duration::from_secs(40);
-        let place = Rendezvous::bind(SocketAddr::from((HERE, 0)), size, key.clone(), None).unwrap();
+        let place =
+            Rendezvous::bind(SocketAddr::from((HERE, 0)), size, key.clone(), None, Duration::from_secs(5))
+                .unwrap();
         place.pass_on(0);
         let at = [place.address().to_string()];
         let seats = std::thread::scope(|scope| {
             let meets = |rank| {
                 let (at, key) = (&at, &key);
                 scope.spawn(move || {
-                    let mut seat = Rendezvous::meet(at, rank, size, key, until).unwrap();
+                    let mut seat =
+                        Rendezvous::meet(at, rank, size, key, until, Duration::from_secs(5)).unwrap();
                     seat.all_gather(&rank.to_le_bytes(), until).unwrap();
                     seat
                 })

@@ -38,7 +38,7 @@ impl Served {
 fn visit(seat: &Seat) -> Visit<'_> {
     let began = Instant::now();
     let (deadline, moves) = (began + STEP, Some(seat.incarnation));
-    Visit { began, rank: seat.rank, size: seat.size, key: &seat.key, deadline, moves }
+    Visit { began, rank: seat.rank, size: seat.size, key: &seat.key, deadline, silence: seat.silence, moves }
 }
 
 /// Asks whoever is there whether it serves after that server, which is not heard any more.

@@ -43,6 +43,8 @@ pub(crate) struct Server {
     job: JobId,
     key: JobKey,
     pub(crate) gathering: Gathering,
+    /// After how much of it a host is lost.
+    pub(crate) silence: Duration,
     strangers: VecDeque<Stranger>,
     pub(crate) members: Vec<Member>,
     /// It does not serve yet.
@@ -131,6 +133,7 @@ impl Server {
         job: JobId,
         key: JobKey,
         gathering: Gathering,
+        silence: Duration,
         standing: Option<Standing>,
     ) -> Self {
         Self {
@@ -139,6 +142,7 @@ impl Server {
             job,
             key,
             gathering,
+            silence,
             strangers: VecDeque::new(),
             members: Vec::new(),
             standing,
@@ -386,7 +390,7 @@ impl Server {
             match place.unwrap_or(&self.listener).accept() {
                 Ok((stream, address)) => {
                     let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-                    if prepared.and_then(|()| notice_silence(&stream)).is_err() {
+                    if prepared.and_then(|()| notice_silence(&stream, self.silence)).is_err() {
                         self.turn_away("its connection broke");
                         continue;
                     }

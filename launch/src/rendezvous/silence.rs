@@ -6,27 +6,34 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// An idle connection is probed after so long, and then every second.
-const IDLE: Duration = Duration::from_secs(2);
-const PROBE: Duration = Duration::from_secs(1);
-/// Probes without an answer after which the other host is gone.
-const PROBES: u32 = 3;
-/// What was sent and is not acknowledged for so long: the same. Where this is set the kernel goes by it, and not by the number of
-/// probes, for idle connections, too (tcp(7)); so it is as long as those take. A process that is stopped for longer has room for
-/// hundreds of news meanwhile.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const UNACKNOWLEDGED: Duration = IDLE.saturating_add(PROBE.saturating_mul(PROBES));
+/// Kernels count in seconds, and allow no longer ones than this.
+const SECOND: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(32_767);
 
-/// Has the kernel end the connection when the other host does not answer any more. Hosts answer for their processes: a
-/// rank that computes or is stopped is not taken for gone.
-pub(crate) fn notice_silence(stream: &TcpStream) -> io::Result<()> {
+/// Has the kernel end the connection when the other host has not answered for so long; zero: it never does. Hosts answer for
+/// their processes: a rank that computes or is stopped is not taken for gone.
+pub(crate) fn notice_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    if silence.is_zero() {
+        return Ok(());
+    }
+    let (idle, probe, probes) = probes(silence);
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, IDLE)?;
-    sockopt::set_tcp_keepintvl(stream, PROBE)?;
-    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_tcp_keepidle(stream, idle)?;
+    sockopt::set_tcp_keepintvl(stream, probe)?;
+    sockopt::set_tcp_keepcnt(stream, probes)?;
+    // What was sent and is not acknowledged for so long: the same. Where this is set the kernel goes by it, and not by the number of
+    // probes, for idle connections, too (tcp(7)). A process that is stopped for longer has room for hundreds of news meanwhile.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?;
+    sockopt::set_tcp_user_timeout(stream, silence.as_millis().clamp(1, i32::MAX as u128) as u32)?;
     Ok(())
+}
+
+/// After how much idleness a connection is probed, how far apart the probes are and how many remain without an answer when that much
+/// silence is over: each a fifth of it, or what comes next to that.
+fn probes(silence: Duration) -> (Duration, Duration, u32) {
+    let seconds = |time: Duration| Duration::from_secs(time.clamp(SECOND, LONGEST).as_secs());
+    let (idle, probe) = (seconds(silence / 5 * 2), seconds(silence / 5));
+    (idle, probe, 3)
 }
 
 #[cfg(test)]
@@ -35,18 +42,25 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_connection_is_probed_when_it_is_idle() {
+    fn a_connection_is_probed_as_is_set() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for (silence, probed) in [(5, (2, 1)), (1, (1, 1)), (60, (24, 12)), (4_000_000, (32_767, 32_767))] {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            assert!(!sockopt::socket_keepalive(&stream).unwrap());
+            notice_silence(&stream, Duration::from_secs(silence)).unwrap();
+            assert!(sockopt::socket_keepalive(&stream).unwrap());
+            let (idle, probe) = (sockopt::tcp_keepidle(&stream), sockopt::tcp_keepintvl(&stream));
+            assert_eq!((idle.unwrap().as_secs(), probe.unwrap().as_secs()), probed);
+            assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), 3);
+            // By whichever of the two the kernel goes.
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            assert_eq!(
+                u64::from(sockopt::tcp_user_timeout(&stream).unwrap()),
+                (silence * 1000).min(i32::MAX as u64)
+            );
+        }
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        notice_silence(&stream, Duration::ZERO).unwrap();
         assert!(!sockopt::socket_keepalive(&stream).unwrap());
-        notice_silence(&stream).unwrap();
-        assert!(sockopt::socket_keepalive(&stream).unwrap());
-        let (idle, probe) = (sockopt::tcp_keepidle(&stream), sockopt::tcp_keepintvl(&stream));
-        assert_eq!((idle.unwrap(), probe.unwrap()), (IDLE, PROBE));
-        // Five seconds, as is promised: by whichever of the two the kernel goes.
-        let by_probes = IDLE + PROBE * sockopt::tcp_keepcnt(&stream).unwrap();
-        assert_eq!(by_probes, Duration::from_secs(5));
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 5000);
     }
 }

@@ -23,8 +23,8 @@ use crate::rendezvous::handover::Handover;
 use crate::rendezvous::seek::{Answer, Sought, ask, redirect, seek};
 use crate::rendezvous::server::Server;
 
-/// How long others may go on hearing a server that this rank does not hear any more: longer than a connection takes to notice
-/// that a host has vanished.
+/// How long others may go on hearing a server that this rank does not hear any more, besides the time after which a silent host
+/// is lost.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// How long a server that was named may take to serve.
 const NAMED: Duration = Duration::from_secs(2);
@@ -283,7 +283,7 @@ impl Server {
         if standing.lost && standing.search.is_none() && !standing.cut_off {
             let (seat, lost) = (standing.before.seat().clone(), standing.served());
             let standbys = standing.before.standbys().to_vec();
-            standing.search(move || seek(&seat, &standbys, lost, PATIENCE));
+            standing.search(move || seek(&seat, &standbys, lost, PATIENCE.saturating_add(seat.silence)));
         }
         let ends = self.stopping.then(|| *standing.ends.get_or_insert(now + FAREWELL));
         ends.is_some_and(|ends| standing.hears() || standing.search.is_none() || ends <= now)
@@ -377,7 +377,7 @@ impl Server {
         self.standbys = standing.before.standbys().iter().filter(there).copied().collect();
         // Those look there that are started again, if ranks can be, and those to whom nobody is known who stands by.
         self.reclaim = Some(Reclaim::new(standing.before.seat().clone(), place, met, now));
-        self.absent = Some(Absent::new(standing.whereabouts, now));
+        self.absent = Some(Absent::new(standing.whereabouts, self.silence, now));
         if standing.lost {
             self.ended_unheard(standing.before.server());
         } else {

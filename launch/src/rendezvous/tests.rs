@@ -12,6 +12,8 @@ use crate::rendezvous::wire::{
 };
 use crate::rendezvous::{Bulletin, Notice, Rendezvous, RendezvousClient, Succession};
 
+const SILENCE: Duration = Duration::from_secs(5);
+
 fn key() -> JobKey {
     JobKey::from_bytes([7; 32])
 }
@@ -21,11 +23,11 @@ fn soon() -> Instant {
 }
 
 fn serve(size: u32) -> Rendezvous {
-    Rendezvous::bind(SocketAddr::from(([127, 0, 0, 1], 0)), size, key(), None).unwrap()
+    Rendezvous::bind(SocketAddr::from(([127, 0, 0, 1], 0)), size, key(), None, SILENCE).unwrap()
 }
 
 fn meet(place: &Rendezvous, rank: u32, size: u32) -> RendezvousClient {
-    Rendezvous::meet(&[place.address().to_string()], rank, size, &key(), soon()).unwrap()
+    Rendezvous::meet(&[place.address().to_string()], rank, size, &key(), soon(), SILENCE).unwrap()
 }
 
 /// A rank that says whatever it likes.
@@ -207,7 +209,7 @@ fn knows(bulletin: &mut Bulletin, what: &str, known: impl Fn(&Bulletin, &[Notice
 #[test]
 fn whoever_gives_up_its_seat_at_a_successor_has_not_ended() {
     let job = crate::JobId::random().unwrap();
-    let place = Rendezvous::tell([127, 0, 0, 1].into(), None, 3, &key(), job).unwrap();
+    let place = Rendezvous::tell([127, 0, 0, 1].into(), None, 3, &key(), job, SILENCE).unwrap();
     let moving = |rank, pid| Rogue::come(&place, Hello { rank, size: 3, pid, moves: Some(0) });
     let mut zero = moving(0, 1);
     zero.say(&message(Kind::Watch, 0, 0, b""));
@@ -282,7 +284,7 @@ fn moved_to(place: &Rendezvous, rank: u32, met_at: SocketAddr) -> Bulletin {
     use crate::rendezvous::client::{Comes, meet};
     use crate::rendezvous::place::MetAt;
     let places = [place.address().to_string()];
-    let mut seat = meet(&places, rank, 3, &key(), soon(), Comes::Moving(0)).unwrap();
+    let mut seat = meet(&places, rank, 3, &key(), soon(), SILENCE, Comes::Moving(0)).unwrap();
     seat.bulletin_of_job_met_at(MetAt::new(&met_at.to_string(), met_at)).unwrap()
 }
 
@@ -290,7 +292,7 @@ fn moved_to(place: &Rendezvous, rank: u32, met_at: SocketAddr) -> Bulletin {
 fn whoever_ended_before_it_said_a_word_is_followed_by_another_of_its_generation() {
     let (here, job) = ([127, 0, 0, 1].into(), crate::JobId::random().unwrap());
     let [first, second] = [0, 1].map(|rank| {
-        let place = Rendezvous::tell(here, None, 3, &key(), job).unwrap();
+        let place = Rendezvous::tell(here, None, 3, &key(), job, SILENCE).unwrap();
         place.pass_on(rank);
         place
     });
@@ -305,7 +307,7 @@ fn whoever_ended_before_it_said_a_word_is_followed_by_another_of_its_generation(
 #[test]
 fn whoever_follows_knows_who_stood_by_until_it_hears_otherwise() {
     let (here, job) = ([127, 0, 0, 1].into(), crate::JobId::random().unwrap());
-    let [zero, next] = [0, 1].map(|_| Rendezvous::tell(here, None, 3, &key(), job).unwrap());
+    let [zero, next] = [0, 1].map(|_| Rendezvous::tell(here, None, 3, &key(), job, SILENCE).unwrap());
     let mut one = moved_to(&zero, 1, zero.address());
     let heard = knows(&mut one, "it is asked", |_, heard| matches!(heard.last(), Some(Notice::StandBy(_))));
     let Some(Notice::StandBy(duty)) = heard.into_iter().last() else { unreachable!() };

@@ -6,6 +6,9 @@ use posthaste_launch::{Bulletin, JobKey, MeetingError, Notice, Rendezvous, Rende
 
 use super::eventually;
 
+/// After how much of it a host is lost: the default.
+pub const SILENCE: Duration = Duration::from_secs(5);
+
 pub fn key(byte: u8) -> JobKey {
     JobKey::from_bytes([byte; 32])
 }
@@ -15,7 +18,7 @@ pub fn within(milliseconds: u64) -> Instant {
 }
 
 pub fn serve(size: u32) -> Rendezvous {
-    Rendezvous::bind("127.0.0.1:0".parse().unwrap(), size, key(7), None).unwrap()
+    Rendezvous::bind("127.0.0.1:0".parse().unwrap(), size, key(7), None, SILENCE).unwrap()
 }
 
 pub fn meet(
@@ -25,7 +28,7 @@ pub fn meet(
     key: &JobKey,
     milliseconds: u64,
 ) -> Result<RendezvousClient, MeetingError> {
-    Rendezvous::meet(&[place.to_owned()], rank, size, key, within(milliseconds))
+    Rendezvous::meet(&[place.to_owned()], rank, size, key, within(milliseconds), SILENCE)
 }
 
 pub fn ranks<T: Send>(
