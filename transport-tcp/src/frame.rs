@@ -170,4 +170,36 @@ mod tests {
         let info = Header { info: 1, ..Header::control(PUT, 8, 0) };
         assert_eq!(info.check(&limits), Err(Malformed::Info(1)));
     }
+
+    #[test]
+    fn each_kind_has_the_lengths_that_it_may_have_and_no_others() {
+        let limits = Limits::default();
+        let (eager, chunk) = (limits.max_eager as u32, limits.get_chunk as u32);
+        // Of each kind the longest and the shortest payload.
+        let message = CONTROL - 1;
+        let all = [
+            (message, 0, eager),
+            (PUT, 0, MAX_PUT),
+            (GET, 8, 8),
+            (DATA, 0, chunk),
+            (DONE, 0, 0),
+            (NONE, 0, 0),
+            (ABSENT, 8, 8),
+            (LEAVE, 0, 0),
+        ];
+        for (kind, least, most) in all {
+            for len in [0, 1, 7, 8, 9, eager, eager + 1, chunk, chunk + 1, MAX_PUT, MAX_PUT + 1, u32::MAX] {
+                let checked = Header::control(kind, len as usize, 0).check(&limits);
+                let expected =
+                    if (least..=most).contains(&len) { Ok(()) } else { Err(Malformed::Length(len)) };
+                assert_eq!(checked, expected, "{len} bytes of kind {kind:#x}");
+            }
+        }
+        for unknown in [CONTROL, 0xf8] {
+            assert_eq!(Header::control(unknown, 0, 0).check(&limits), Err(Malformed::Kind(unknown)));
+        }
+        // A put ends within the numbers that memory can have.
+        assert_eq!(Header::control(PUT, 8, u64::MAX - 8).check(&limits), Ok(()));
+        assert_eq!(Header::control(PUT, 8, u64::MAX - 7).check(&limits), Err(Malformed::Memory));
+    }
 }
