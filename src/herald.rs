@@ -25,7 +25,8 @@ pub(crate) struct Herald {
 /// How long the task may take to hand over what it listens with: it may be about to listen elsewhere.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// How long others may need to notice that whoever served the news has ended: a host that has vanished is silent.
+/// How long others may need to notice that whoever served the news has ended, besides the time for which a host is silent that has
+/// vanished.
 const SUCCESSION: Duration = Duration::from_secs(40);
 /// How long whoever leaves meanwhile waits for a successor who could tell the others.
 const FAREWELL: Duration = Duration::from_secs(4);
@@ -285,7 +286,7 @@ impl Ear {
     async fn succession(self, farewell: &mut Farewell) -> Option<Ear> {
         let Ear { mut bulletin, socket: _, server, named: _, devices, shape, ports, serving } = self;
         let began = Instant::now();
-        let mut until = began + SUCCESSION;
+        let mut until = began + SUCCESSION + bulletin.silence();
         loop {
             let look = move || (bulletin.find_successor(), bulletin);
             let (found, before) = tokio::task::spawn_blocking(look).await.ok()?;

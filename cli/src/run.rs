@@ -31,8 +31,8 @@ pub struct Args {
     /// Run on other hosts, over ssh: a file of lines `host [slots=N]`.
     #[arg(long, value_name = "FILE", conflicts_with = "nodes")]
     hosts: Option<PathBuf>,
-    /// How to reach a host: a command to which its name and the agent's command are added. By default `ssh`, without a terminal and
-    /// without questions, which takes a host for lost after the silence of POSTHASTE_TCP_TIMEOUT.
+    /// How to reach a host: a command to which its name and the agent's command are added. By default `ssh -T -o
+    /// BatchMode=yes -o ServerAliveInterval=1 -o ServerAliveCountMax=4`, with an interval of a fifth of POSTHASTE_TCP_TIMEOUT.
     #[arg(long, value_name = "COMMAND", requires = "hosts")]
     ssh: Option<String>,
     /// The command of the agent on the hosts.

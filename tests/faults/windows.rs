@@ -1,6 +1,6 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{Options, barrier_before_death, case, options, run, soon, until, wait_for};
+use crate::support::{Options, barrier_before_death, case, options, own_file, run, soon, until, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     Bytes, ConnectionId, ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope,
@@ -127,13 +127,14 @@ fn fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_en
 
 case!(fault_a_free_that_is_given_up_goes_on_and_keeps_nobody_waiting);
 fn fault_a_free_that_is_given_up_goes_on_and_keeps_nobody_waiting() {
-    run(3, options(), async |job| {
+    // Names files, by which rank 2 hears from rank 0 that it has given up.
+    const TOLD: &str = "POSTHASTE_TEST_TOLD";
+    let options = options().env(TOLD, own_file("given-up").to_str().unwrap());
+    run(3, options, async |job| {
         let word = job.register("word", |_, _| {}).unwrap();
         let windows = [job.shmalloc::<u64>(1).await.unwrap(), job.world().shmalloc(1).await.unwrap()];
         for (number, window) in windows.into_iter().enumerate() {
-            // All ranks have one parent.
-            let parent = std::os::unix::process::parent_id();
-            let told = std::env::temp_dir().join(format!("given-up-{parent}-{number}"));
+            let told = std::path::PathBuf::from(format!("{}-{number}", std::env::var(TOLD).unwrap()));
             soon("the barrier", job.barrier()).await.unwrap();
             match job.rank() {
                 Rank(0) => {

@@ -1,6 +1,6 @@
 //! Windows of groups, and what holds for all windows.
 
-use crate::support::{Transport, case, is_payload, options, payload, run, soon, transport, until};
+use crate::support::{Transport, case, is_payload, options, own_file, payload, run, soon, transport, until};
 use futures::StreamExt;
 use futures::future::poll_immediate;
 use posthaste::components::core::context::drive;
@@ -585,7 +585,7 @@ case!(a_put_that_waits_for_its_context_is_not_passed_by_a_later_one);
 fn a_put_that_waits_for_its_context_is_not_passed_by_a_later_one() {
     // Names a file, which tells the busy peer to go on.
     const GO: &str = "POSTHASTE_TEST_GO";
-    let go = std::env::temp_dir().join(format!("put-waits-{}", std::process::id()));
+    let go = own_file("put-waits");
     // A narrow lane: what a busy peer does not take waits here.
     let narrow = options().contexts(2).env("POSTHASTE_LANE_BYTES", "1024").env(GO, go.to_str().unwrap());
     run(2, narrow, async |job| {

@@ -207,8 +207,7 @@ pub fn run_as<F: AsyncFnOnce(Job)>(test: &str, ranks: u32, options: Options, bod
     launch(test, ranks, options)
 }
 
-/// The path of the test function that this stands in, for a body that several share: one file of tests is a module of
-/// several programs, and need not have one name in all of them.
+/// The path of the test function that this stands in, for a body that several share.
 #[allow(unused_macros, reason = "every test binary uses its own part of it")]
 macro_rules! here {
     () => {{
@@ -377,6 +376,12 @@ pub async fn receives(stream: &mut MessageStream, texts: &[&str]) {
         let message = soon("a message", stream.recv()).await.unwrap();
         assert_eq!(message.into_bytes(), *text);
     }
+}
+
+/// A file of the launcher's process and of the setting that its case runs in, of which several may run in one process.
+pub fn own_file(name: &str) -> std::path::PathBuf {
+    let name = name_of(name).replace("::", "-");
+    std::env::temp_dir().join(format!("{name}-{}", std::process::id()))
 }
 
 /// No memory of a job has a name.

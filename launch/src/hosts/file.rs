@@ -8,10 +8,10 @@ use crate::env::MAX_RANKS;
 use crate::error::LaunchError;
 
 /// How hosts are reached by default: without a terminal and without questions. It is told, besides, after how much silence a host
-/// is lost ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout), rounded up to three times a number of seconds).
+/// is lost ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout), rounded up to a multiple of five seconds).
 pub const REMOTE_SHELL: &str = "ssh -T -o BatchMode=yes";
-/// What it asks of a host that is silent before that is lost.
-const ASKS: u32 = 3;
+/// How often it asks a silent host in vain; where it would ask once more, the host is lost.
+const ASKS: u32 = 4;
 
 /// Hosts, how many ranks each takes, and how an agent is started there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Hosts {
     /// How to reach a host that is lost after so much silence; zero: never.
     pub(crate) fn remote_shell_with(&self, silence: Duration) -> Vec<OsString> {
         self.remote_shell.clone().unwrap_or_else(|| {
-            let interval = silence.as_millis().div_ceil(1000 * u128::from(ASKS));
+            let interval = silence.as_millis().div_ceil(1000 * u128::from(ASKS + 1));
             let asks = format!("-o ServerAliveInterval={interval} -o ServerAliveCountMax={ASKS}");
             REMOTE_SHELL.split(' ').chain(asks.split(' ')).map(OsString::from).collect()
         })
@@ -149,8 +149,8 @@ mod tests {
             let command = hosts.remote_shell_with(Duration::from_millis(milliseconds));
             command.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(told(5000), format!("{REMOTE_SHELL} -o ServerAliveInterval=2 -o ServerAliveCountMax=3"));
-        for (milliseconds, interval) in [(0, 0), (1, 1), (3000, 1), (3001, 2), (60_000, 20)] {
+        assert_eq!(told(5000), format!("{REMOTE_SHELL} -o ServerAliveInterval=1 -o ServerAliveCountMax=4"));
+        for (milliseconds, interval) in [(0, 0), (1, 1), (5000, 1), (5001, 2), (60_000, 12)] {
             assert!(told(milliseconds).contains(&format!("ServerAliveInterval={interval} ")));
         }
         let others = hosts.clone().remote_shell(["rsh", "-n"]);

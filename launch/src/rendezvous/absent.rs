@@ -44,7 +44,7 @@ enum Sign {
 /// The search for them.
 pub(crate) struct Absent {
     whereabouts: Whereabouts,
-    /// A host that has not answered for so long is gone, as it is for the connections between ranks; zero: never.
+    /// A host that has not answered for so long is gone, as it is for the connections between ranks.
     silence: Duration,
     next: Instant,
     /// A look that is under way.
@@ -138,7 +138,7 @@ impl Absent {
             let since = before.iter().find(|(other, _)| other == rank).map_or(now, |(_, since)| *since);
             match sign {
                 Sign::Alive => {}
-                Sign::Silent if self.silence.is_zero() || now < since + self.silence => {
+                Sign::Silent if now.saturating_duration_since(since) < self.silence => {
                     self.silent.push((*rank, since));
                 }
                 Sign::Ended | Sign::Silent => ended.push(*rank),
@@ -248,7 +248,7 @@ mod tests {
     fn how_long_silence_may_last_is_as_it_was_set() {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
-        let (mut long, mut never) = (absent(60, now), absent(0, now));
+        let (mut long, mut never) = (absent(60, now), absent(u64::MAX, now));
         for seconds in [0, 6, 59] {
             assert!(long.judge(&[(1, Sign::Silent)], after(seconds)).is_empty());
         }

@@ -174,6 +174,11 @@ impl Bulletin {
         &self.standbys
     }
 
+    /// After how much silence a host is lost: others may notice so much later than this rank that whoever serves is gone.
+    pub fn silence(&self) -> Duration {
+        self.seat.silence
+    }
+
     /// Whose bulletin it is.
     pub(crate) fn seat(&self) -> &Seat {
         &self.seat

@@ -11,7 +11,7 @@ use crate::meeting::{Meeting, MeetingError};
 use crate::rendezvous::bulletin::{Bulletin, Seat, Served};
 use crate::rendezvous::noise::{Channel, Initiator, hello, record_length};
 use crate::rendezvous::place::MetAt;
-use crate::rendezvous::silence::notice_silence;
+use crate::rendezvous::silence::{borne, notice_silence};
 use crate::rendezvous::wire::{
     ANSWER, Failure, HEADER, Header, Hello, Kind, MAX_BLOB, Status, message, put_elsewhere, take_welcome,
 };
@@ -22,7 +22,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long the server may take for a step of the handshake.
 const STEP: Duration = Duration::from_secs(5);
-/// How long the news of a process's end may be on its way to the server, when its successor is there already.
+/// How long the news of a process's end may be on its way to the server, when its successor is there already; longer where more
+/// silence is borne.
 const NEWS: Duration = Duration::from_secs(5);
 /// How much longer than the others' time to wait for the server's word about them.
 const GRACE: Duration = Duration::from_secs(2);
@@ -97,8 +98,9 @@ pub(crate) fn meet(
         return Err(MeetingError::Size { rank, size, said: size });
     }
     let moves = if let Comes::Moving(incarnation) = comes { Some(incarnation) } else { None };
+    let silence = borne(silence);
     let visit = Visit { began: Instant::now(), rank, size, key, deadline, silence, moves };
-    let news_by = visit.began + if comes == Comes::Again { NEWS } else { Duration::ZERO };
+    let news_by = visit.began + if comes == Comes::Again { NEWS.max(silence) } else { Duration::ZERO };
     let mut pause = PAUSES.0;
     let mut last = String::from("no address is given");
     let mut left_before = None;

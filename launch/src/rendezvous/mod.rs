@@ -81,7 +81,8 @@ impl Rendezvous {
     /// Serves a meeting of `size` ranks that have `key`, on a listener of the caller's choice.
     ///
     /// `job` is what the ranks are told to be their job's identity; if none is given, one is drawn. A host that is silent for
-    /// longer than `silence` is lost, with its ranks; zero: never ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout)).
+    /// longer than `silence`, and than five seconds, is lost, with its ranks; zero: never
+    /// ([`Settings::tcp_timeout`](crate::Settings::tcp_timeout)).
     ///
     /// # Errors
     /// The size is none that a job can have, or the system refuses a thread, a descriptor or random numbers.
@@ -108,6 +109,7 @@ impl Rendezvous {
         silence: Duration,
         standing: Option<Box<Standing>>,
     ) -> Result<Self, (io::Error, Option<Box<Standing>>)> {
+        let silence = silence::borne(silence);
         let prepared = listener.set_nonblocking(true).and_then(|()| {
             // Again, with room for all ranks at once: the standard library asks for less.
             rustix::net::listen(&listener, BACKLOG)?;

@@ -10,12 +10,20 @@ use rustix::net::sockopt;
 const SECOND: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(32_767);
 
-/// Has the kernel end the connection when the other host has not answered for so long; zero: it never does. Hosts answer for
-/// their processes: a rank that computes or is stopped is not taken for gone.
+/// A host is silent for so long at least before it is lost: what many ranks are told at a time, one that is stopped or busy has no
+/// room for, and to the kernel that is silence, too.
+const LEAST: Duration = Duration::from_secs(5);
+/// What is as good as never.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// After how much silence a host is lost where ranks meet, of what is set: there zero says never.
+pub(crate) fn borne(silence: Duration) -> Duration {
+    if silence.is_zero() { NEVER } else { silence.clamp(LEAST, NEVER) }
+}
+
+/// Has the kernel end the connection when the other host has not answered for so long. Hosts answer for their processes: a rank
+/// that computes or is stopped is not taken for gone.
 pub(crate) fn notice_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
-    if silence.is_zero() {
-        return Ok(());
-    }
     let (idle, probe, probes) = probes(silence);
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, idle)?;
@@ -29,11 +37,11 @@ pub(crate) fn notice_silence(stream: &TcpStream, silence: Duration) -> io::Resul
 }
 
 /// After how much idleness a connection is probed, how far apart the probes are and how many remain without an answer when that much
-/// silence is over: each a fifth of it, or what comes next to that.
+/// silence is over: two fifths of it, and a fifth each.
 fn probes(silence: Duration) -> (Duration, Duration, u32) {
-    let seconds = |time: Duration| Duration::from_secs(time.clamp(SECOND, LONGEST).as_secs());
-    let (idle, probe) = (seconds(silence / 5 * 2), seconds(silence / 5));
-    (idle, probe, 3)
+    let fifth = silence.as_millis().div_ceil(5000) as u64;
+    let seconds = |seconds: u64| Duration::from_secs(seconds).clamp(SECOND, LONGEST);
+    (seconds(2 * fifth), seconds(fifth), 3)
 }
 
 #[cfg(test)]
@@ -44,7 +52,7 @@ mod tests {
     #[test]
     fn a_connection_is_probed_as_is_set() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        for (silence, probed) in [(5, (2, 1)), (1, (1, 1)), (60, (24, 12)), (4_000_000, (32_767, 32_767))] {
+        for (silence, probed) in [(5, (2, 1)), (9, (4, 2)), (60, (24, 12)), (4_000_000, (32_767, 32_767))] {
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             assert!(!sockopt::socket_keepalive(&stream).unwrap());
             notice_silence(&stream, Duration::from_secs(silence)).unwrap();
@@ -59,8 +67,12 @@ mod tests {
                 (silence * 1000).min(i32::MAX as u64)
             );
         }
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        notice_silence(&stream, Duration::ZERO).unwrap();
-        assert!(!sockopt::socket_keepalive(&stream).unwrap());
+    }
+
+    #[test]
+    fn what_is_set_is_borne_within_bounds() {
+        let borne = |seconds| borne(Duration::from_secs(seconds)).as_secs();
+        assert_eq!([1, 5, 6, 3600, u64::MAX].map(borne), [5, 5, 6, 3600, NEVER.as_secs()]);
+        assert_eq!(borne(0), NEVER.as_secs(), "never");
     }
 }
