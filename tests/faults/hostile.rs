@@ -68,6 +68,46 @@ fn register(job: &Job) -> Honest {
     Honest { never, message, own, received, told }
 }
 
+/// What the honest send each other: so many messages, every eighth of them long, with a pause behind each so many.
+pub(crate) struct Traffic {
+    pub messages: u64,
+    pub long: usize,
+    pub pause: u64,
+}
+
+/// Rank 2 is cut off, as an honest rank sees it: a call to it ends, the handler is told once, and nothing can be sent to it; all that
+/// the honest send each other meanwhile arrives.
+pub(crate) async fn is_cut_off_amid(
+    traffic: Traffic,
+    other: Rank,
+    own: &posthaste::ActiveMessage,
+    never: &posthaste::Service<(), ()>,
+    received: &AtomicU64,
+    told: &Mutex<Vec<Fault>>,
+) {
+    let Traffic { messages, long, pause } = traffic;
+    let chatter = tokio::spawn({
+        let own = own.clone();
+        async move {
+            for number in 0..messages {
+                let len = if number % 8 == 0 { long } else { 50 };
+                own.send(other, sealed(number, len)).await.unwrap();
+                if number % pause == 0 {
+                    tokio::time::sleep(Duration::from_micros(50)).await;
+                }
+            }
+        }
+    });
+    let end = soon("the end of a call to the hostile rank", never.call(Rank(2), ())).await;
+    assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(2)))));
+    // Who waits is woken before the handler is told.
+    until("the handler to be told", || !told.lock().unwrap().is_empty()).await;
+    assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
+    assert!(own.send(Rank(2), b"x").await.is_err());
+    soon("the traffic of the honest", chatter).await.unwrap();
+    until("their messages", || received.load(Ordering::Relaxed) >= messages).await;
+}
+
 /// Writes anything over the lanes of this rank, and sends messages meanwhile.
 async fn write_garbage(job: &Job, message: &posthaste::ActiveMessage, time: Duration) {
     let me = job.rank();
@@ -110,25 +150,8 @@ fn fault_a_peer_that_writes_garbage_over_its_own_lanes_is_cut_off() {
             std::process::exit(0);
         }
         let other = Rank(1 - me.0);
-        let chatter = tokio::spawn({
-            let own = own.clone();
-            async move {
-                for number in 0..4000 {
-                    own.send(other, sealed(number, if number % 8 == 0 { 5000 } else { 50 })).await.unwrap();
-                    if number % 8 == 0 {
-                        tokio::time::sleep(Duration::from_micros(50)).await;
-                    }
-                }
-            }
-        });
-        let end = soon("the end of a call to the hostile rank", never.call(Rank(2), ())).await;
-        assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(2)))));
-        // Who waits is woken before the handler is told.
-        until("the handler to be told", || !told.lock().unwrap().is_empty()).await;
-        assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
-        assert!(message.send(Rank(2), b"x").await.is_err());
-        soon("the traffic of the honest", chatter).await.unwrap();
-        until("their messages", || received.load(Ordering::Relaxed) >= 4000).await;
+        let traffic = Traffic { messages: 4000, long: 5000, pause: 8 };
+        is_cut_off_amid(traffic, other, &own, &never, &received, &told).await;
         assert_eq!(job.stats().panics, 0);
         // One of them leaves only when the other has got everything.
         job.flush(other).await.unwrap();

@@ -1,13 +1,13 @@
 //! A rank that has proven who it is, and then writes into its connections what no rank sends.
 
+use crate::hostile::{Traffic, is_cut_off_amid};
 use crate::sockets::Before;
-use crate::support::{Random, barrier_before_death, case, options, others, run, sealed, soon, unseal, until};
-use posthaste::{CallError, Fault, Message, Rank, Scope};
+use crate::support::{Random, barrier_before_death, case, options, others, run, soon, unseal, until};
+use posthaste::{Fault, Message, Rank, Scope};
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Header of a frame: bytes of the payload, kind, word.
 fn frame(len: u32, kind: u8, word: u64) -> Vec<u8> {
@@ -46,7 +46,6 @@ async fn says(connections: Vec<TcpStream>, bytes: &[u8]) {
 
 case!(fault_a_peer_that_writes_garbage_into_its_connections_is_cut_off);
 fn fault_a_peer_that_writes_garbage_into_its_connections_is_cut_off() {
-    const MESSAGES: u64 = 2000;
     for (case, mode) in CASES {
         let options =
             options().body_leaves().env("POSTHASTE_TCP_MODE", mode).env("POSTHASTE_TEST_CASE", case);
@@ -83,23 +82,8 @@ fn fault_a_peer_that_writes_garbage_into_its_connections_is_cut_off() {
                 std::process::exit(0);
             }
             let other = Rank(1 - job.rank().0);
-            let chatter = tokio::spawn({
-                let own = own.clone();
-                async move {
-                    for number in 0..MESSAGES {
-                        let len = if number % 8 == 0 { 50_000 } else { 50 };
-                        own.send(other, sealed(number, len)).await.unwrap();
-                        tokio::time::sleep(Duration::from_micros(50)).await;
-                    }
-                }
-            });
-            let end = soon("the end of a call to the hostile rank", never.call(Rank(2), ())).await;
-            assert_eq!(end, Err(CallError::Fault(Fault::PeerCorrupt(Rank(2)))));
-            until("the handler to be told", || !told.lock().unwrap().is_empty()).await;
-            assert_eq!(*told.lock().unwrap(), [Fault::PeerCorrupt(Rank(2))]);
-            assert!(own.send(Rank(2), b"x").await.is_err());
-            soon("the traffic of the honest", chatter).await.unwrap();
-            until("their messages", || received.load(Ordering::Relaxed) >= MESSAGES).await;
+            let traffic = Traffic { messages: 2000, long: 50_000, pause: 1 };
+            is_cut_off_amid(traffic, other, &own, &never, &received, &told).await;
             assert_eq!((job.stats().panics, told.lock().unwrap().len()), (0, 1));
             // One of them leaves only when the other has got everything.
             let pair = job.collectives().subset(&[Rank(0), Rank(1)]).await.unwrap();

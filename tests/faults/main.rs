@@ -32,12 +32,7 @@ mod stopped;
 mod unmet;
 mod windows;
 
-use support::cases::{self, Setting};
-
-/// By every way that there is between ranks.
-const EVERY_WAY: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes];
-/// With a thread that drives besides, for what has to do with that.
-const EVERYWHERE: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes, Setting::Thread];
+use support::cases::{self, EVERY_WAY, EVERYWHERE, Setting};
 
 fn main() -> std::process::ExitCode {
     cases::main(&[

@@ -24,8 +24,6 @@ pub enum Setting {
 }
 
 impl Setting {
-    const ALL: [Setting; 4] = [Setting::Shm, Setting::Tcp, Setting::Nodes, Setting::Thread];
-
     fn name(self) -> &'static str {
         match self {
             Setting::Shm => "shm",
@@ -35,6 +33,11 @@ impl Setting {
         }
     }
 }
+
+/// By every way that there is between ranks.
+pub const EVERY_WAY: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes];
+/// With a thread that drives besides, for what has to do with that.
+pub const EVERYWHERE: &[Setting] = &[Setting::Shm, Setting::Tcp, Setting::Nodes, Setting::Thread];
 
 /// A function that is a test, as [`case!`] registers it.
 pub struct Case {
@@ -85,8 +88,8 @@ pub fn main(rows: &[(&str, &'static [Setting])]) -> ExitCode {
     if let Some((setting, _)) =
         arguments.filter.as_ref().filter(|_| arguments.exact).and_then(|name| name.split_once("::"))
     {
-        let setting = Setting::ALL.into_iter().find(|other| other.name() == setting);
-        setting.into_iter().for_each(|setting| _ = OF_THE_PROCESS.set(setting));
+        let setting = EVERYWHERE.iter().find(|other| other.name() == setting);
+        setting.into_iter().for_each(|setting| _ = OF_THE_PROCESS.set(*setting));
     }
     let (mut trials, mut seen) = (Vec::new(), BTreeSet::new());
     for case in inventory::iter::<Case> {
