@@ -2,6 +2,7 @@
 //! were started again.
 
 use crate::join::listens;
+use posthaste_core::reactor::run_unless_dropped;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{Fault, JobShape, Rank};
 use posthaste_launch::{Bulletin, Duty, Notice, Rendezvous, Succession, Whereabout, Whereabouts};
@@ -62,8 +63,11 @@ impl Herald {
         let HeraldParts { bulletin, server, devices, shape, ports, serving } = parts;
         let socket = TcpStream::from_std(bulletin.socket()?)?;
         let (farewell, leaving) = oneshot::channel::<Return>();
+        let all = devices.clone();
         let ear = Ear { bulletin, socket, server, named: None, devices, shape, ports, serving };
-        Ok(Herald { task: tokio::spawn(ear.listen(leaving)), farewell })
+        // Whoever serves the news takes the end of the connection for the end of this rank, and tells it to the others.
+        let ends = move || all.iter().for_each(|device| device.runtime_ends());
+        Ok(Herald { task: tokio::spawn(run_unless_dropped(ear.listen(leaving), ends)), farewell })
     }
 
     /// Tells the others that this rank leaves in order. Blocks for a moment.

@@ -51,6 +51,9 @@ impl PeerEvent {
 }
 
 /// Called by a device, from any thread, when a peer is known to be gone, or to be there again.
+///
+/// Of this rank itself a device says [`Shutdown`](Fault::Shutdown) where the runtime ends that has its tasks, before peers can see
+/// anything of that: whatever is pending ends with it then, and not with what peers do because of it.
 pub type PeerNews = Arc<dyn Fn(Rank, PeerEvent) + Send + Sync>;
 
 /// One network of a process.

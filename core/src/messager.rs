@@ -263,6 +263,9 @@ impl Client {
     /// goes on without its caller, and nobody is told whether it could open the devices.
     pub async fn open(&self) -> Result<(), DeviceError> {
         let (contexts, opening) = (self.contexts.clone(), self.opening());
+        if let Some(context) = contexts.first() {
+            context.opened_in(&tokio::runtime::Handle::current());
+        }
         if !self.driver_thread {
             opening.open().await?;
             for context in &contexts {
@@ -562,6 +565,8 @@ impl Opening {
         let (contexts, ways) = (contexts.clone(), routes.ways());
         let (gates, restarts, losses) = (gates.clone(), restarts.clone(), losses.clone());
         let news = move |rank: Rank, event: PeerEvent| match event {
+            // It says so of this rank: its runtime ends.
+            PeerEvent::Down { fault: Fault::Shutdown, .. } => contexts.iter().for_each(Handle::shut_down),
             // What the others know of the rank says nothing about what is still on its way through this one.
             PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
             PeerEvent::Down { fault, incarnation, cause } => {

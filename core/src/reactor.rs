@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -20,6 +21,29 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open as long as it lives, gives the same descriptor each time it is asked, and is
     // owned by the `AsyncFd`, which deregisters it before it is dropped.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+/// Runs a task whose end others see; if its runtime drops it instead, as one that ends does, something else is done before any of it
+/// is dropped.
+///
+/// # Cancel safety
+/// To be dropped is what it is for.
+pub async fn run_unless_dropped(task: impl Future<Output = ()>, dropped: impl FnOnce()) {
+    struct Guard<F: FnOnce()>(Option<F>);
+
+    impl<F: FnOnce()> Drop for Guard<F> {
+        fn drop(&mut self) {
+            if let Some(dropped) = self.0.take() {
+                dropped();
+            }
+        }
+    }
+
+    let mut task = pin!(task);
+    // Declared later, and so dropped earlier.
+    let mut guard = Guard(Some(dropped));
+    task.as_mut().await;
+    guard.0 = None;
 }
 
 /// Has it be an error of the write, and not the end of the process, that nobody reads a pipe or a connection any more. Rust's
@@ -160,5 +184,44 @@ pub fn hear(socket: impl std::os::fd::AsFd) -> Option<Hearing> {
     {
         let _ = socket;
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Says that it is dropped.
+    struct Told(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.lock().expect("nobody panics").push("the task");
+        }
+    }
+
+    #[test]
+    fn what_is_done_instead_of_a_task_comes_before_the_task_is_dropped() {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (told, done) = (Told(order.clone()), order.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let pending = async move {
+            let _told = told;
+            std::future::pending::<()>().await;
+        };
+        let done = move || done.lock().expect("nobody panics").push("instead");
+        let task = runtime.spawn(run_unless_dropped(pending, done));
+        runtime.block_on(tokio::task::yield_now());
+        assert!(!task.is_finished() && order.lock().expect("nobody panics").is_empty());
+        drop(runtime);
+        assert_eq!(*order.lock().expect("nobody panics"), ["instead", "the task"]);
+    }
+
+    #[test]
+    fn nothing_is_done_instead_of_a_task_that_ends() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let task = run_unless_dropped(tokio::task::yield_now(), || panic!("it has ended"));
+        runtime.block_on(task);
     }
 }

@@ -228,6 +228,15 @@ fn fault_forgotten_futures_and_leases_cost_what_was_forgotten() {
     });
 }
 
+/// What takes its time as it is dropped.
+struct Slow;
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Ten thousand operations that nobody answers, eight in ten of them calls, polled by a runtime that is not the job's; then the
 /// job ends in one of two ways.
 fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
@@ -240,6 +249,13 @@ fn ten_thousand_pending(end: fn(tokio::runtime::Runtime, posthaste::Job)) {
         let all = ServiceOptions { limit: OPERATIONS };
         let never = job.service_with("never", all, |(), _| std::future::pending::<()>()).unwrap();
         let word = Arc::new(job.shmalloc::<u64>(1).await.unwrap());
+        // A runtime drops its tasks one after the other. What the others hear of that, and do, is not to come in between.
+        for _ in 0..64 {
+            tokio::spawn(async {
+                let _slow = Slow;
+                std::future::pending::<()>().await;
+            });
+        }
         job.barrier().await.unwrap();
         (job, never, word)
     });

@@ -148,6 +148,12 @@ impl TcpDevice {
         *lock(&self.gate) = None;
     }
 
+    /// Whoever tells the others that this rank lives ends with its runtime, and not since the device was closed: before the others
+    /// hear of that, all operations that are pending end with [`Shutdown`](posthaste_core::Fault::Shutdown).
+    pub fn runtime_ends(&self) {
+        self.hub.runtime_ends();
+    }
+
     /// Ends everything at once, as the end of the process would: peers see a lost rank.
     pub fn abort(&self) {
         self.hub.abort();

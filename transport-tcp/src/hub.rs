@@ -13,6 +13,7 @@ use crate::handshake::{Channel, Claim, Identity, Verdict};
 use crate::memory::Home;
 use crate::throttle::Throttle;
 use posthaste_core::device::{PeerEvent, PeerNews};
+use posthaste_core::reactor::run_unless_dropped;
 use posthaste_core::sync::{Mutex, lock};
 use posthaste_core::{ContextId, Endpoint, Fault, JobShape, LossCause, Rank};
 use std::cmp::Ordering as Compared;
@@ -281,9 +282,18 @@ impl Hub {
     }
 
     /// Runs the task that lets peers in: until the device is closed, or for as long as latecomers are to be told of that.
-    pub fn spawn_gate(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_gate(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime.get() {
+            let hub = self.clone();
+            let task = run_unless_dropped(task, move || hub.runtime_ends());
             lock(&self.table).gate = Some(runtime.spawn(task).abort_handle());
+        }
+    }
+
+    /// The runtime ends, and with it what peers see of this side: what is pending ends before, unless the device is closed.
+    pub fn runtime_ends(&self) {
+        if !self.is_closing() {
+            self.tell(self.me, PeerEvent::down(Fault::Shutdown));
         }
     }
 

@@ -2,15 +2,18 @@
 
 mod support;
 
+use posthaste_core::device::PeerEvent;
 use posthaste_core::inprocess::InProcessFabric;
-use posthaste_core::{ClientId, ContextId, Device, DeviceError, JobShape, MemoryError, Rank};
+use posthaste_core::{ClientId, ContextId, Device, DeviceError, Fault, JobShape, MemoryError, Rank};
 use posthaste_tcp::{AddressBook, Limits, Memory, Mode, TcpConfig, TcpDevice};
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::job::{Access, job_with};
 use support::near::near;
 use support::{config, runtime};
+use tokio::runtime::Runtime;
 
 const SHAPE: JobShape = JobShape { ranks: 2, clients: 1, contexts: 1 };
 
@@ -48,6 +51,28 @@ fn a_range_of_ports_is_tried_in_order() {
     let mut config = of(1);
     config.ports = Some(port..=port);
     assert!(make(config).is_err(), "none of them is free");
+}
+
+#[test]
+fn what_is_pending_ends_before_peers_can_see_that_the_runtime_does() {
+    let heard = |end: fn(&TcpDevice, Runtime)| {
+        let (device, runtime) = (make(of(0)).expect("a free port"), runtime());
+        let (told, address) = (Arc::new(Mutex::new(Vec::new())), device.address());
+        let news = told.clone();
+        let news = Arc::new(move |rank, event| {
+            let listens = TcpStream::connect(address).is_ok();
+            news.lock().expect("nobody panics").push((rank, event, listens));
+        });
+        runtime.block_on(device.open(news)).expect("the device opens");
+        runtime.block_on(tokio::task::yield_now());
+        end(&device, runtime);
+        assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+        std::mem::take(&mut *told.lock().expect("nobody panics"))
+    };
+    let ended = (Rank(0), PeerEvent::down(Fault::Shutdown), true);
+    assert_eq!(heard(|_, runtime| drop(runtime)), [ended]);
+    // Whoever ends it knows that.
+    assert_eq!(heard(|device, _| device.abort()), []);
 }
 
 #[test]

@@ -247,6 +247,22 @@ impl Handle {
         self.shared.is_closed()
     }
 
+    /// The client is opened in that runtime, with which it ends.
+    pub(crate) fn opened_in(&self, runtime: &tokio::runtime::Handle) {
+        self.shared.kin.opened_in(runtime);
+    }
+
+    /// A task of that runtime was dropped amid its work, and peers are about to hear of that. If it is the runtime in which the client
+    /// was opened, all that is pending ends first, in all contexts, as it would when the runtime drops their drivers: it must
+    /// not end with what peers do because of this. Whether it is.
+    pub fn runtime_ends(&self, runtime: &tokio::runtime::Handle) -> bool {
+        let is_own = self.shared.kin.is_opened_in(runtime);
+        if is_own {
+            self.shared.kin.all().for_each(|shared| Handle::new(shared).shut_down());
+        }
+        is_own
+    }
+
     /// Once the context is closed, and unless somebody is at it: drops what may lead back to it.
     pub(crate) fn retire(&self) {
         if self.is_closed()

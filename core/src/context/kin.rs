@@ -49,6 +49,8 @@ pub struct Kin {
     watchers: Watchers,
     /// Told of every rank that was started again once all contexts can reach it, and when one of them ends.
     news: Arc<tokio::sync::Notify>,
+    /// Where the client was opened.
+    runtime: OnceLock<tokio::runtime::Id>,
 }
 
 impl Kin {
@@ -61,7 +63,17 @@ impl Kin {
             contexts: OnceLock::new(),
             watchers: Watchers::new(light),
             news: Arc::default(),
+            runtime: OnceLock::new(),
         })
+    }
+
+    /// The client is opened in that runtime, with which it ends.
+    pub(super) fn opened_in(&self, runtime: &tokio::runtime::Handle) {
+        self.runtime.get_or_init(|| runtime.id());
+    }
+
+    pub(super) fn is_opened_in(&self, runtime: &tokio::runtime::Handle) -> bool {
+        self.runtime.get() == Some(&runtime.id())
     }
 
     /// Which they are. Said once.

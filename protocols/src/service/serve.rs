@@ -124,13 +124,14 @@ struct Served<H, Q, A> {
     running: AtomicUsize,
     limit: usize,
     resting: Resting,
+    /// Where its tasks run.
+    runtime: tokio::runtime::Handle,
     types: PhantomData<fn(Q) -> A>,
 }
 
 struct AsyncService<H, Q, A> {
     served: Arc<Served<H, Q, A>>,
     schema: u64,
-    runtime: tokio::runtime::Handle,
 }
 
 /// A request that was taken in, and who is to hear of its end.
@@ -154,6 +155,7 @@ struct Replier {
 trait Running: Send + Sync {
     fn ended(&self);
     fn handle(&self, context: ContextId) -> Option<&Handle>;
+    fn runtime(&self) -> &tokio::runtime::Handle;
 }
 
 impl<H: Send + Sync, Q, A> Running for Served<H, Q, A> {
@@ -164,16 +166,24 @@ impl<H: Send + Sync, Q, A> Running for Served<H, Q, A> {
     fn handle(&self, context: ContextId) -> Option<&Handle> {
         self.contexts.get(context.index())
     }
+
+    fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
+    }
 }
 
 impl Drop for Replier {
     fn drop(&mut self) {
         self.count.ended();
-        // A task that is dropped without a panic is dropped with its runtime; the caller sees this side close.
-        let unfinished =
-            if std::thread::panicking() { Fault::RemotePanicked(self.me.rank) } else { Fault::Shutdown };
-        let (to, answer) = (self.to, self.answer.take().unwrap_or(Err(unfinished)));
         let Some(handle) = self.count.handle(self.me.context) else { return };
+        let to = self.to;
+        let answer = match self.answer.take() {
+            Some(answer) => answer,
+            None if std::thread::panicking() => Err(Fault::RemotePanicked(self.me.rank)),
+            // It was dropped with its runtime. If this side ends with that, the caller sees its end.
+            None if handle.runtime_ends(self.count.runtime()) => return,
+            None => Err(Fault::Shutdown),
+        };
         handle.post_run(move |scope| scope.reply(to, answer.map(Payload::Owned)));
     }
 }
@@ -262,7 +272,7 @@ where
         let request = Request { source, message: Message::new(message).into_owned(), replier };
         scope.started_task();
         if let Some(request) = served.resting.give(request) {
-            self.runtime.spawn(Served::work(served.clone(), request));
+            served.runtime.spawn(Served::work(served.clone(), request));
         }
     }
 
@@ -419,13 +429,11 @@ where
         running: AtomicUsize::new(0),
         limit: options.limit.max(1),
         resting: Resting::new(),
+        runtime: tokio::runtime::Handle::current(),
         types: PhantomData::<fn(Q) -> A>,
     };
-    let id = messager.register(Arc::new(AsyncService {
-        served: Arc::new(served),
-        schema: encoded_schema::<(Q, A)>(),
-        runtime: tokio::runtime::Handle::current(),
-    }))?;
+    let id = messager
+        .register(Arc::new(AsyncService { served: Arc::new(served), schema: encoded_schema::<(Q, A)>() }))?;
     Ok(Service::new(face, id))
 }
 

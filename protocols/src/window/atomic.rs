@@ -151,8 +151,6 @@ pub(super) struct Access<'w> {
 impl<'w> Access<'w> {
     #[inline(always)]
     pub fn new(memory: &'w Arc<Memory>, part: usize, rank: Rank, offset: u64, op: WordOp) -> Self {
-        // The word may be in another processor's cache: it is on its way while the caller makes ready more of them.
-        memory.prefetch_write(part, offset);
         Self { memory, part, rank, offset, op, slow: None }
     }
 

@@ -204,6 +204,8 @@ impl<'w, W: Word> Words<'w, W> {
 
     #[inline(always)]
     fn update(&self, rank: Rank, offset: u64, op: AtomicOp, operand: W) -> AtomicUpdate<'w, W> {
+        // The word may be in another processor's cache: it is on its way while the caller makes ready more of them.
+        self.prefetch(rank, offset);
         AtomicUpdate::new(self.access(rank, offset, op, operand, operand))
     }
 
