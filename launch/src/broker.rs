@@ -178,12 +178,15 @@ impl Server {
         let clients = std::mem::take(&mut self.clients);
         for (mut client, ready) in clients.into_iter().zip(ready) {
             let step = match client.stage {
-                _ if client.deadline <= now => Step::Refuse(None, "it was too slow"),
                 _ if !ready => Step::Stay,
                 Stage::Asked(nonce) => self.hear(&mut client, nonce),
                 Stage::Giving { rank, next } => self.give(&mut client, rank, next),
             };
             match step {
+                // What it has said in time counts, though this side may not have looked for a while.
+                Step::Stay if client.deadline <= now => {
+                    self.refuse(&client.socket, None, "it was too slow");
+                }
                 Step::Stay => {
                     self.clients.push(client);
                     continue;

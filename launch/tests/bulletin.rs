@@ -50,14 +50,14 @@ fn after_the_meeting_a_rank_that_died_comes_again_and_the_others_hear_of_it() {
     assert!(zero.read().unwrap().is_empty());
     let one = seats.remove(0).bulletin().unwrap();
     // Whoever lives keeps its number.
-    let twice = meet(&address, 1, 3, &key(7), 5000).unwrap_err();
+    let twice = meet(&address, 1, 3, &key(7), 20_000).unwrap_err();
     assert!(matches!(twice, MeetingError::ClaimedTwice { rank: 1, .. }), "{twice}");
     drop(one);
     assert_eq!(news(&mut zero), [Notice::Ended(1)]);
     for incarnation in 1..4 {
         let mut again = meet(&address, 1, 3, &key(7), 20_000).unwrap();
         assert_eq!(again.incarnation(), incarnation);
-        let twice = meet(&address, 1, 3, &key(7), 5000).unwrap_err();
+        let twice = meet(&address, 1, 3, &key(7), 20_000).unwrap_err();
         assert!(matches!(twice, MeetingError::ClaimedTwice { rank: 1, .. }), "{twice}");
         // The roster: what all gave last, with its own predecessor's part.
         let before =
@@ -103,6 +103,9 @@ fn after_the_meeting_a_rank_that_died_comes_again_and_the_others_hear_of_it() {
     // Who has left in order does not come again.
     late.leave().unwrap();
     assert_eq!(news(&mut zero), [Notice::Left(2)]);
-    let left = meet(&address, 2, 3, &key(7), 500).unwrap_err().to_string();
-    assert!(left.contains("has left the job in order"), "{left}");
+    // It comes again and again, as long as it may: once suffices, where there is a moment for it.
+    let visit = |patience| meet(&address, 2, 3, &key(7), patience).unwrap_err().to_string();
+    let told =
+        [500, 5000, 20_000].into_iter().any(|patience| visit(patience).contains("has left the job in order"));
+    assert!(told, "{}", visit(500));
 }

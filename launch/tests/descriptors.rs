@@ -164,7 +164,8 @@ fn ranks_in_one_process_get_theirs_too() {
         assert!(fcntl_getfd(fd.as_fd()).unwrap().contains(FdFlags::CLOEXEC));
     }
     drop(one);
-    assert!(dies(&zero.ring[1], Duration::ZERO));
+    // A process that another test has forked holds it until it runs its own program.
+    eventually("its end shows", || dies(&zero.ring[1], Duration::ZERO));
 }
 
 #[test]

@@ -103,12 +103,28 @@ fn rank(dir: &Path) {
 
 /// What a job did whose ranks run a script on two hosts; a head that finds a test's mistake is not this process.
 fn run(script: &str, ranks: u32) -> JobOutcome {
-    let dir = tempfile::tempdir().unwrap();
-    // Whoever has to wait for the others to run calls `all`.
-    let here = dir.path().display();
-    let all = format!("all() {{ until [ $(ls {here} | grep -c ^r) = {ranks} ]; do sleep 0.02; done; }}");
-    let script = format!("touch {here}/r$POSTHASTE_RANK; {all}; {script}");
-    shell(&script).ranks(ranks).grace(Duration::from_millis(300)).run_on(&hosts(dir.path(), TWO)).unwrap()
+    run_behind(":", script, ranks)
+}
+
+/// The same, where each rank does something before the others can know that it runs.
+fn run_behind(first: &str, script: &str, ranks: u32) -> JobOutcome {
+    let job = || {
+        let dir = tempfile::tempdir().unwrap();
+        // Whoever has to wait for the others to run calls `all`.
+        let here = dir.path().display();
+        let all = format!("all() {{ until [ $(ls {here} | grep -c ^r) = {ranks} ]; do sleep 0.02; done; }}");
+        let script = format!("HERE={here}; {first}; touch {here}/r$POSTHASTE_RANK; {all}; {script}");
+        shell(&script).ranks(ranks).grace(Duration::from_millis(300)).run_on(&hosts(dir.path(), TWO)).unwrap()
+    };
+    // A host that is ended before it has said that its ranks run, however long ago they began, tells that they never did.
+    let mut outcome = job();
+    for _ in 0..4 {
+        if !outcome.ranks.contains(&RankEnd::NotStarted) {
+            break;
+        }
+        outcome = job();
+    }
+    outcome
 }
 
 fn head(dir: &Path, script: &str) -> Command {
@@ -184,8 +200,9 @@ fn a_failure_anywhere_ends_the_job_everywhere() {
         assert_eq!(outcome.ranks, (0..4).map(ended).collect::<Vec<_>>());
     }
     // Whoever ignores the request is killed after the grace; a signal counts as 128 and its number.
-    let outcome = run(
-        "trap '' TERM; [ $POSTHASTE_RANK = 1 ] && { all; sleep 0.5; kill -11 $$; }; while :; do sleep 0.1; done",
+    let outcome = run_behind(
+        "trap '' TERM",
+        "[ $POSTHASTE_RANK = 1 ] && { all; sleep 0.5; kill -11 $$; }; while :; do sleep 0.1; done",
         4,
     );
     assert_eq!((outcome.exit_code(), outcome.ranks[3]), (139, RankEnd::Signal(9)));
@@ -326,7 +343,13 @@ fn a_failure_ends_the_ranks_of_its_host_though_nobody_reads_what_they_print() {
 #[test]
 fn a_rank_that_fails_when_all_others_have_ended_has_ended_none() {
     let _dog = watchdog();
-    let outcome = run("all; [ $POSTHASTE_RANK = 3 ] || exit 0; sleep 2; exit 3", 4);
+    // The others have been waited for when there are no more processes of theirs; the head hears of that a moment later.
+    let outcome = run_behind(
+        "echo $$ > $HERE/p$POSTHASTE_RANK",
+        "all; [ $POSTHASTE_RANK = 3 ] || exit 0
+         for rank in 0 1 2; do while kill -0 $(cat $HERE/p$rank) 2>/dev/null; do sleep 0.02; done; done; sleep 2; exit 3",
+        4,
+    );
     assert_eq!((outcome.exit_code(), outcome.ended_early), (3, false), "{outcome}");
 }
 

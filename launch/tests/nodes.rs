@@ -158,9 +158,9 @@ fn two_launchers_start_one_job() {
 
 #[test]
 fn the_first_failure_is_told_whenever_one_looks() {
-    let _dog = watchdog();
     let dir = tempfile::tempdir().unwrap();
     for round in 0..200 {
+        let _dog = watchdog();
         let ready = dir.path().join(round.to_string());
         let ready = ready.display();
         let script = format!(

@@ -69,7 +69,7 @@ fn the_job_has_the_identity_that_was_given() {
     let _dog = watchdog();
     let job = JobId::from_bytes([9; 16]);
     let place = Rendezvous::bind("[::1]:0".parse().unwrap(), 1, key(7), Some(job), SILENCE).unwrap();
-    let mut seat = meet(&place.address().to_string(), 0, 1, &key(7), 5000).unwrap();
+    let mut seat = meet(&place.address().to_string(), 0, 1, &key(7), 20_000).unwrap();
     assert_eq!(seat.identity().unwrap().0, job);
     assert_eq!(seat.all_gather(b"alone", within(5000)).unwrap(), [b"alone"]);
     let error = seat.all_gather(&[0; 65_537], within(5000)).unwrap_err();
@@ -91,7 +91,7 @@ fn whoever_serves_may_start_later_and_has_a_name() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(!early.is_finished());
     let place = Rendezvous::bind(SocketAddr::from(([127, 0, 0, 1], port)), 2, key(7), None, SILENCE).unwrap();
-    let mut seat = meet(&place.address().to_string(), 0, 2, &key(7), 5000).unwrap();
+    let mut seat = meet(&place.address().to_string(), 0, 2, &key(7), 20_000).unwrap();
     assert_eq!(seat.all_gather(b"zero", within(20_000)).unwrap(), [&b"zero"[..], b"one"]);
     assert_eq!(early.join().unwrap().unwrap(), [&b"zero"[..], b"one"]);
 }
@@ -148,7 +148,7 @@ fn a_number_claimed_twice_stays_with_the_first() {
     let _dog = watchdog();
     let place = serve(2);
     let address = place.address().to_string();
-    let mut first = meet(&address, 1, 2, &key(7), 5000).unwrap();
+    let mut first = meet(&address, 1, 2, &key(7), 20_000).unwrap();
     match meet(&address, 1, 2, &key(7), 60_000).unwrap_err() {
         MeetingError::ClaimedTwice { rank: 1, place: at, first, second } => {
             let pid = format!("(pid {})", std::process::id());
@@ -161,7 +161,7 @@ fn a_number_claimed_twice_stays_with_the_first() {
         }
         other => panic!("{other}"),
     }
-    let mut zero = meet(&address, 0, 2, &key(7), 5000).unwrap();
+    let mut zero = meet(&address, 0, 2, &key(7), 20_000).unwrap();
     std::thread::scope(|scope| {
         let one = scope.spawn(|| first.all_gather(b"one", within(20_000)).unwrap());
         assert_eq!(zero.all_gather(b"zero", within(20_000)).unwrap(), [&b"zero"[..], b"one"]);
@@ -174,7 +174,7 @@ fn sizes_that_differ_end_the_meeting_for_all() {
     let _dog = watchdog();
     let place = serve(2);
     let address = place.address().to_string();
-    let mut zero = meet(&address, 0, 2, &key(7), 5000).unwrap();
+    let mut zero = meet(&address, 0, 2, &key(7), 20_000).unwrap();
     let waits = std::thread::spawn(move || zero.all_gather(b"", within(60_000)).unwrap_err());
     let error = meet(&address, 1, 3, &key(7), 60_000).unwrap_err();
     assert!(matches!(error, MeetingError::Size { rank: 1, size: 2, said: 3 }), "{error}");
@@ -195,7 +195,7 @@ fn all_are_told_who_is_missing() {
     let seated = std::sync::Barrier::new(there.len());
     let errors = ranks(&place, &there, 12, |rank, mut seat| {
         seated.wait();
-        let patience = if rank == 4 { 400 } else { 60_000 };
+        let patience = if rank == 4 { 5_000 } else { 60_000 };
         seat.all_gather(b"", within(patience)).unwrap_err()
     });
     for error in errors {
@@ -254,21 +254,29 @@ fn processes_meet_and_a_killed_one_is_named() {
 #[test]
 fn a_server_that_ends_is_told() {
     let _dog = watchdog();
-    let place = serve(2);
-    let mut seat = meet(&place.address().to_string(), 0, 2, &key(7), 5000).unwrap();
-    let waits = std::thread::spawn(move || {
-        let first = seat.all_gather(b"", within(60_000)).unwrap_err();
-        (first, seat.all_gather(b"", within(60_000)).unwrap_err())
-    });
-    std::thread::sleep(Duration::from_millis(100));
-    drop(place);
-    let (first, second) = waits.join().unwrap();
-    assert!(first.to_string().contains("called it off"), "{first}");
-    assert!(matches!(second, MeetingError::ServerGone { .. }), "{second}");
+    // To who waits for the others, and to who comes to that later.
+    for waits in [true, false] {
+        let place = serve(2);
+        let mut seat = meet(&place.address().to_string(), 0, 2, &key(7), 20_000).unwrap();
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let waits = std::thread::spawn(move || {
+            if !waits {
+                gone.recv().unwrap();
+            }
+            let first = seat.all_gather(b"", within(60_000)).unwrap_err();
+            (first, seat.all_gather(b"", within(60_000)).unwrap_err())
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        drop(place);
+        let _ = go.send(());
+        let (first, second) = waits.join().unwrap();
+        assert!(first.to_string().contains("called it off"), "{first}");
+        assert!(matches!(second, MeetingError::ServerGone { .. }), "{second}");
+    }
     // One that does not even say that: the end of its process closes the sockets.
     let place = serve(2);
     let cut = Cut::new(place.address(), usize::MAX, usize::MAX);
-    let mut seat = meet(&cut.address.to_string(), 0, 2, &key(7), 5000).unwrap();
+    let mut seat = meet(&cut.address.to_string(), 0, 2, &key(7), 20_000).unwrap();
     let waits = std::thread::spawn(move || seat.all_gather(b"", within(60_000)).unwrap_err());
     std::thread::sleep(Duration::from_millis(100));
     cut.now();
@@ -334,12 +342,12 @@ fn both_sides_of_a_connection_look_for_a_silent_host_as_is_set() {
         // What acknowledges the last message has a timer of its own.
         let ends = loop {
             let ends = timers(address.port());
-            if ends.iter().all(|(kind, _)| kind == "02") {
+            // The table is read in pieces, of which one may be missed while others open and close sockets.
+            if ends.len() == 2 && ends.iter().all(|(kind, _)| kind == "02") {
                 break ends;
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        assert_eq!(ends.len(), 2, "{ends:?}");
         assert!(ends.iter().all(|(_, at)| *at <= due && *at + 12 >= due), "{ends:?} for {silence:?}");
         drop((seat, place));
     }

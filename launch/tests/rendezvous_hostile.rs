@@ -40,7 +40,7 @@ fn a_recorded_visit_claims_nothing() {
     let _dog = watchdog();
     let place = serve(2);
     let cut = Cut::new(place.address(), usize::MAX, usize::MAX);
-    drop(meet(&cut.address.to_string(), 1, 2, &key(7), 5000).unwrap());
+    drop(meet(&cut.address.to_string(), 1, 2, &key(7), 20_000).unwrap());
     let recorded = cut.forwarded();
     assert_eq!(recorded.len(), 88 + 34);
     // Its seat is gone with it, so that a fresh place shows whether the recording counts.
@@ -61,7 +61,16 @@ fn a_genuine_rank_gets_in_past_a_thousand_slow_sockets() {
         let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     }
+    assert!(
+        (0..5).any(|_| gets_in_past_slow_sockets()),
+        "it takes longer than a moment, whenever it is tried"
+    );
+}
+
+/// Whether it was a matter of a moment. This process may be kept from its core for longer than that.
+fn gets_in_past_slow_sockets() -> bool {
     let place = serve(1);
+    let before = Instant::now();
     let slow: Vec<TcpStream> = (0..1000)
         .map(|at| {
             let mut socket = TcpStream::connect(place.address()).unwrap();
@@ -73,8 +82,10 @@ fn a_genuine_rank_gets_in_past_a_thousand_slow_sockets() {
     let began = Instant::now();
     let mut seat = meet(&place.address().to_string(), 0, 1, &key(7), 20_000).unwrap();
     seat.all_gather(b"", within(20_000)).unwrap();
-    // The watchdog of this promise: a few milliseconds are needed.
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    // A few milliseconds are needed.
+    if began.elapsed() > Duration::from_secs(2) {
+        return false;
+    }
     // The oldest had to go; those that may stay lose their place in time.
     let open = |socket: &&TcpStream| {
         socket.set_nonblocking(true).unwrap();
@@ -82,10 +93,13 @@ fn a_genuine_rank_gets_in_past_a_thousand_slow_sockets() {
         socket.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     };
     let left = slow.iter().filter(open).count();
+    if before.elapsed() > Duration::from_millis(4500) {
+        return false;
+    }
     assert!((200..=256).contains(&left), "{left} are left");
-    assert!(began.elapsed() < Duration::from_millis(4500), "this machine is too slow to tell");
     common::eventually("the slow are gone", || slow.iter().filter(open).count() == 0);
-    assert!(began.elapsed() > Duration::from_millis(4500));
+    assert!(before.elapsed() >= Duration::from_secs(5));
+    true
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::cut::Cut;
 use common::meeting::{key, meet, news, serve, within};
@@ -230,19 +230,30 @@ fn whoever_does_not_answer_is_not_waited_for_and_another_is_asked() {
 #[test]
 fn who_cannot_serve_says_so_and_another_is_asked() {
     let _dog = watchdog();
-    let (place, seats) = job(6, |_, place| place);
-    let mut seats = seats.into_iter().map(Ear::new);
-    let [zero, mut one] = std::array::from_fn(|_| seats.next().expect("one of each"));
-    let duty = one.duty();
-    let mut two = seats.next().unwrap();
-    let at_two = two.stand_by(&alive());
-    let mut three = seats.next().unwrap();
-    three.stand_by(&alive());
-    // There are enough, unless one of them cannot.
-    let mut four = seats.next().unwrap();
-    four.knows_standbys(2);
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(four.bulletin().read().unwrap(), []);
+    // Who is asked has two seconds; where this process gets no core for so long, another one is asked rightly.
+    let (place, mut seats, zero, mut one, duty, mut two, at_two, _three, mut four) = (0..5)
+        .find_map(|_| {
+            let (place, seats) = job(6, |_, place| place);
+            let mut seats = seats.into_iter().map(Ear::new).collect::<Vec<_>>().into_iter();
+            let [zero, mut one] = std::array::from_fn(|_| seats.next().expect("one of each"));
+            let asked = Instant::now();
+            let duty = one.duty();
+            let mut two = seats.next().unwrap();
+            let at_two = two.stand_by(&alive());
+            let mut three = seats.next().unwrap();
+            three.stand_by(&alive());
+            // There are enough, unless one of them cannot.
+            let mut four = seats.next().unwrap();
+            four.knows_standbys(2);
+            std::thread::sleep(Duration::from_millis(200));
+            let heard = four.bulletin().read().unwrap();
+            if asked.elapsed() > Duration::from_millis(1500) {
+                return None;
+            }
+            assert_eq!(heard, []);
+            Some((place, seats, zero, one, duty, two, at_two, three, four))
+        })
+        .expect("a moment in which this process is let run");
     // No interface of this machine.
     let bulletin = one.bulletin.take().unwrap();
     let (_, bulletin) = bulletin.stand_by(duty, [192, 0, 2, 1].into(), None, alive()).unwrap_err();
@@ -323,7 +334,6 @@ fn a_server_that_is_cut_off_is_succeeded_and_deaths_meanwhile_are_told() {
     let twice = meet(&two.to_string(), 4, 6, &key(7), 20_000).unwrap_err();
     assert!(matches!(twice, MeetingError::ClaimedTwice { rank: 4, .. }), "{twice}");
     drop(four);
-    ears[5].hears(&Notice::Left(1));
     eventually("it hears of the second death", || {
         let news = ears[5].bulletin().read().unwrap();
         news.contains(&Notice::Ended(4))

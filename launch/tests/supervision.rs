@@ -180,21 +180,21 @@ fn a_rank_starts_later() {
     let _dog = watchdog();
     let began = Instant::now();
     let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let job = job_of_shell("date +%s%N")
+    // A process knows when it began, and a shell later what time it is.
+    let job = job_of_shell("date +%s%N; cut -d' ' -f22 /proc/$$/stat")
         .ranks(2)
         .delay(0, Duration::from_millis(400))
         .stdout(Output::Capture)
         .spawn()
         .unwrap();
     assert!(job.wait().success() && began.elapsed() >= Duration::from_millis(400));
-    let time = |rank| String::from_utf8(job.output(rank).0).unwrap().trim().parse::<u128>().unwrap();
-    let since = |rank| time(rank).saturating_sub(before.as_nanos());
-    assert!(
-        since(0) >= 400_000_000 && since(1) < since(0),
-        "rank 0 started after {} ns, rank 1 after {}",
-        since(0),
-        since(1)
-    );
+    let times = [0, 1].map(|rank| {
+        let said = String::from_utf8(job.output(rank).0).unwrap();
+        said.lines().map(|line| line.parse::<u128>().unwrap()).collect::<Vec<_>>()
+    });
+    let since = times[0][0].saturating_sub(before.as_nanos());
+    assert!(since >= 400_000_000, "rank 0 started after {since} ns");
+    assert!(times[1][1] <= times[0][1], "ticks at which they began: {times:?}");
 }
 
 #[test]

@@ -239,11 +239,11 @@ mod tests {
         let ended = Poll::Ready(Err(SendError::Fault(Fault::DeadlineExceeded)));
         {
             let never = pending::<Result<u8, SendError>>();
-            let mut late = std::pin::pin!(within(handle, Duration::from_millis(200), never));
+            let mut late = std::pin::pin!(within(handle, Duration::from_secs(2), never));
             assert!(late.as_mut().poll(cx).is_pending());
             assert_eq!((timers(), waits(handle)), (1, 1));
             let before = wakes.count();
-            std::thread::sleep(Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(2050));
             let _ = handle.enter(|engine| engine.expire(handle.now_ms()));
             assert_eq!(wakes.count(), before + 1);
             assert_eq!(late.as_mut().poll(cx), ended);

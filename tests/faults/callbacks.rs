@@ -77,7 +77,7 @@ fn fault_what_waits_in_a_fifo_is_sent_before_its_rank_leaves() {
         job.barrier().await.unwrap();
         if job.rank() == Rank(0) {
             let other = window.load(0).unwrap() as u32;
-            crate::support::signal(other, Signal::STOP).unwrap();
+            crate::support::stop(other).await;
             // More than goes out before the other looks: of each that has begun, the place in the FIFO is kept.
             for _ in 0..400 {
                 let mut send = Box::pin(fifo.send(&bulk, Rank(1), vec![1u8; 100_000]));

@@ -101,6 +101,7 @@ fn fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in()
         run(size, options().body_leaves(), async |job| {
             let window = job.shmalloc::<u64>(4).await.unwrap();
             let other = job.shmalloc::<u64>(4).await.unwrap();
+            let (message, heard) = word(&job);
             if job.rank() == Rank(1) {
                 return job.leave().await.unwrap();
             }
@@ -109,7 +110,11 @@ fn fault_a_rank_that_leaves_ends_the_collectives_that_it_does_not_take_part_in()
             let error = soon("a barrier", job.barrier()).await.unwrap_err();
             assert_eq!(fault_of(&error), Fault::PeerClosed(Rank(1)));
             all_end_with(&job, vec![other], Fault::PeerClosed(Rank(1))).await;
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            // Nobody else leaves before all have got here: that would be another leave of which who still waits hears.
+            for to in job.ranks().filter(|to| *to != Rank(1)) {
+                message.send(to, b"").await.unwrap();
+            }
+            soon("the others", heard.reach(job.size() as u64 - 1)).await;
             job.leave().await.unwrap();
         });
     }

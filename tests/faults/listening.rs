@@ -6,11 +6,15 @@ use crate::support::{case, here, options, options as again, others, run, run_as,
 use posthaste::Job;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Consecutive ports that are free, below those that the system gives to whoever asks for any, and apart from those of tests in
 /// other processes.
 fn free_ports(count: u16) -> (u16, u16) {
-    let mut first = 11_000 + (std::process::id() % 200) as u16 * 100;
+    // And from those of tests in this one, which may ask for them before these have bound theirs.
+    static ASKED: AtomicU16 = AtomicU16::new(0);
+    let asked = ASKED.fetch_add(count, Ordering::Relaxed);
+    let mut first = 11_000 + (std::process::id() % 200) as u16 * 100 + asked;
     loop {
         let last = first + count - 1;
         if (first..=last).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {

@@ -140,12 +140,13 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
             assert_eq!(job.within(short, summed).await.map(|_| ()), Err(expired.into()));
             let written = window.wait_until(3, |word| word == 1);
             assert_eq!(job.within(short, written).await, Err(expired.into()));
-            // Over shared memory nobody is needed for these.
-            let put = job.within(short, window.put(Rank(1), me.index() + 1, 9)).await;
-            let got = job.within(short, window.get(Rank(1), 1)).await;
+            let (put, get) = (window.put(Rank(1), me.index() + 1, 9), window.get(Rank(1), 1));
             if job.caps_of(Rank(1)).mappable {
-                assert!(put.is_ok() && got.is_ok());
+                // Over shared memory nobody is needed for these.
+                soon("a put", put).await.unwrap();
+                soon("a get", get).await.unwrap();
             } else {
+                let (put, got) = (job.within(short, put).await, job.within(short, get).await);
                 assert_eq!((put, got), (Err(expired.into()), Err(expired.into())));
             }
             // Until there is no credit for the one that is stopped, and on to the other.
@@ -180,11 +181,12 @@ fn fault_a_stopped_rank_is_told_of_and_what_waits_for_it_meets_its_deadline() {
             .sum();
         let least = to_me - if me == Rank(1) { 2 } else { 0 };
         assert!((least..=to_me).contains(&received.value()), "{} of {to_me}", received.value());
-        let expected = match me {
-            Rank(1) => vec![],
-            _ => vec![Liveness::PeerStalled(Rank(1)), Liveness::PeerResumed(Rank(1))],
-        };
-        assert_eq!(*events.lock().unwrap(), expected);
+        // On a busy machine others may be kept from their cores for as long; of the stopped one all is known.
+        let events = events.lock().unwrap().clone();
+        let (stalled, resumed) = (Liveness::PeerStalled(Rank(1)), Liveness::PeerResumed(Rank(1)));
+        let of_it: Vec<_> = events.into_iter().filter(|event| [stalled, resumed].contains(event)).collect();
+        let pairs = of_it.chunks(2).all(|pair| *pair == [stalled, resumed]);
+        assert!(pairs && of_it.is_empty() == (me == Rank(1)), "{of_it:?}");
         assert_eq!((job.stats().peers_lost, job.stats().panics), (0, 0));
         job.barrier().await.unwrap();
     });

@@ -1,12 +1,11 @@
 //! Members of a window that are killed while others work on it.
 
-use crate::support::{Options, barrier_before_death, case, options, own_file, run, soon, until, wait_for};
+use crate::support::{Options, barrier_before_death, case, options, own_file, run, soon, wait_for};
 use posthaste::datatype::{Datatype, Layout, TypedError};
 use posthaste::{
     Bytes, ConnectionId, ContextId, Error, Fault, Job, Message, Rank, Region, RegionKey, RmaError, Scope,
     Window, WordUpdate,
 };
-use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
 const SEGMENT: usize = 2 << 20;
@@ -70,7 +69,10 @@ fn fault_a_member_killed_among_atomic_operations_ends_its_own_and_no_others() {
 case!(fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_ends_them);
 fn fault_a_member_killed_among_accesses_between_layouts_and_puts_with_signals_ends_them() {
     let dying = options().killed(2).during(|job| {
-        wait_for(job, 0, "accessing");
+        // Both are past the barrier that needs the one that is killed.
+        for rank in [0, 1] {
+            wait_for(job, rank, "accessing");
+        }
         std::thread::sleep(Duration::from_millis(20));
         job.kill(2).unwrap();
     });
@@ -496,15 +498,8 @@ fn fault_what_waits_behind_puts_to_memory_that_is_not_mapped_ends_with_their_tar
         }
         let remote = RegionKey { rank: Rank(1), offset: theirs(0), ..table.key() };
         let remote = job.remote_region(remote).await.unwrap();
-        crate::support::signal(theirs(8) as u32, Signal::STOP).unwrap();
-        // From here on it takes nothing in: one of its threads has stopped the others.
-        until("the stop", || {
-            let threads = std::fs::read_dir(format!("/proc/{}/task", theirs(8))).unwrap();
-            let stats =
-                threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap());
-            stats.into_iter().all(|stat| stat.rsplit(')').next().unwrap().trim_start().starts_with('T'))
-        })
-        .await;
+        // From here on it takes nothing in.
+        crate::support::stop(theirs(8) as u32).await;
         let (words, lost) = (remote.words::<u64>(), Fault::PeerLost(Rank(1)));
         println!("waiting");
         let waiting = async {

@@ -44,7 +44,7 @@ fn m_p01_memory_for_a_rank_is_there_before_it_starts() {
     // The lane holds all of them: every send ends at once, although nobody reads.
     let test = here!();
     a_thousand_are_sent(test, "262144", |took| {
-        assert!(took < Duration::from_millis(1900), "the sends waited for the receiver");
+        assert!(took < Duration::from_millis(4500), "the sends waited for the receiver");
     });
 }
 

@@ -321,7 +321,7 @@ fn m_v05_mappings_are_kept() {
 fn all_loans(message: &posthaste::ActiveMessage, len: usize) -> Vec<posthaste::Loan> {
     // "None" may as well mean that another worker is at the context: there is none only if that is said again and again.
     let patient = || {
-        (0..50).find_map(|_| {
+        (0..500).find_map(|_| {
             let loan = message.loan(len);
             if loan.is_none() {
                 std::thread::sleep(std::time::Duration::from_millis(1));

@@ -1,7 +1,8 @@
 //! Puts and gets over sends: the same as the device's own, forced by a setting.
 
 use crate::support::{
-    Options, Transport, case, here, is_payload, options, others, payload, run, run_as, soon, transport,
+    Options, Transport, case, driven_by_thread, here, is_payload, options, others, payload, run, run_as,
+    soon, transport,
 };
 use posthaste::{Fault, Job, Message, Rank, RegionKey, RmaError, Scope};
 use std::os::linux::net::SocketAddrExt;
@@ -222,7 +223,12 @@ fn m_d14_a_control_gets_past_messages_that_wait() {
             soon("all messages", arrived.reach(MESSAGES as u64)).await;
             let seen = seen.lock().unwrap().clone();
             assert_eq!(seen.iter().map(|tick| tick.0).collect::<Vec<_>>(), (0..200).collect::<Vec<_>>());
-            assert!(seen[0].1 < MESSAGES as u64, "all messages were there before the first control");
+            // A thread that drives goes on meanwhile, and may have taken them all.
+            let first = seen[0].1;
+            assert!(
+                driven_by_thread() || first < MESSAGES as u64,
+                "all messages were there before the first control"
+            );
         } else {
             let messages = (0..MESSAGES).map(|_| long.send(Rank(1), vec![1; 64 << 10]));
             let controls = async {

@@ -482,6 +482,23 @@ pub fn signal(pid: u32, signal: Signal) -> std::io::Result<()> {
     Ok(rustix::process::kill_process(pid, signal)?)
 }
 
+/// Stops a process; when it is done, all of its threads have stopped: one of them has to run to stop the others.
+pub async fn stop(pid: u32) {
+    signal(pid, Signal::STOP).expect("it may do that");
+    until("the stop", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+        let stats = threads.map(|thread| match thread {
+            // One that has ended since it was listed is not there to be stopped.
+            Ok(thread) => std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default(),
+            Err(_) => String::new(),
+        });
+        stats
+            .filter_map(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('T')))
+            .all(|stopped| stopped)
+    })
+    .await;
+}
+
 /// Ends this process as an operator would.
 pub fn kill_self() {
     signal(std::process::id(), Signal::KILL).expect("it may do that");

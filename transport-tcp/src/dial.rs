@@ -230,15 +230,19 @@ async fn hear(
     let (mut reading, socket) = stream.split();
     {
         let mut heard = std::pin::pin!(read(&mut reading, &mut verdict));
-        let mut late = false;
+        let began = Instant::now();
         loop {
-            match timeout(times.handshake.max(SHORTEST), heard.as_mut()).await {
+            let time = times.handshake.max(SHORTEST);
+            match timeout(time, heard.as_mut()).await {
                 Ok(Ok(())) => break,
-                // It was stopped, and found that the time for a handshake was over when it went on, if it did.
-                Ok(Err(error)) if late && error.is_end() => return Err(AttemptError::Silent),
+                // It was stopped, and found that the time for a handshake was over when it went on, if it did. This side may have
+                // stood still, too, and see the end before it sees how late it is.
+                Ok(Err(error)) if began.elapsed() >= time && error.is_end() => {
+                    return Err(AttemptError::Silent);
+                }
                 Ok(Err(error)) => return Err(error),
                 Err(_) if !wanted() => return Err(AttemptError::GivenUp),
-                Err(_) => late = true,
+                Err(_) => {}
             }
             match answers(socket.as_ref(), times) {
                 Some(true) => {}

@@ -36,6 +36,16 @@ struct Seen {
     pulse: Option<Pulse>,
 }
 
+/// How a look came, as against when it was due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    InTime,
+    /// This side was held up for a moment: what came meanwhile may have come at any time of it.
+    Delayed,
+    /// This side stood still for as long as others may be silent: the time since the last look tells nothing.
+    Late,
+}
+
 /// How the other host's own probes come on a connection.
 #[derive(Clone, Copy, Debug)]
 struct Pulse {
@@ -51,8 +61,8 @@ struct Pulse {
 
 impl Pulse {
     /// What is to be seen now. `unread`: something waits to be read, so that the other host may wait for room, too, and probe
-    /// ever more rarely. `late`: this side stood still meanwhile, so that the time since the last look tells nothing.
-    fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, late: bool, now: Instant) -> Pulse {
+    /// ever more rarely.
+    fn felt(before: Option<Pulse>, hearing: &Hearing, unread: bool, came: Came, now: Instant) -> Pulse {
         let first =
             Pulse { segments: hearing.segments, at: now, probed: false, row: 0, apart: Duration::ZERO };
         let Some(mut pulse) = before.filter(|_| !unread) else { return first };
@@ -61,7 +71,7 @@ impl Pulse {
             // It had something to send, and may have more.
             return first;
         }
-        if late {
+        if came == Came::Late {
             // The silence begins anew. But the row counts: a host that has vanished in the meantime will make no other.
             return Pulse { row: pulse.row, apart: pulse.apart, ..first };
         }
@@ -70,7 +80,7 @@ impl Pulse {
         }
         // An answer to what this side asked comes when it was asked.
         let probed = hearing.last > time;
-        if probed && pulse.probed {
+        if probed && pulse.probed && came == Came::InTime {
             pulse.row += 1;
             pulse.apart = pulse.apart.max(time);
         }
@@ -96,13 +106,17 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
         let began = Instant::now();
         tokio::time::sleep(pause).await;
         // The whole machine stood still, or this process did: that is no silence of others.
-        let late = began.elapsed() > pause + silence;
-        seen = look(&hub, &seen, late);
+        let came = match began.elapsed() {
+            elapsed if elapsed > pause + silence => Came::Late,
+            elapsed if elapsed > 2 * pause => Came::Delayed,
+            _ => Came::InTime,
+        };
+        seen = look(&hub, &seen, came);
     }
 }
 
 /// Ends what has been silent for too long; returns what was seen of the others.
-fn look(hub: &Hub, before: &HashMap<u64, Seen>, late: bool) -> HashMap<u64, Seen> {
+fn look(hub: &Hub, before: &HashMap<u64, Seen>, came: Came) -> HashMap<u64, Seen> {
     let now = Instant::now();
     let silence = hub.times.silence;
     let mut seen = HashMap::new();
@@ -111,11 +125,11 @@ fn look(hub: &Hub, before: &HashMap<u64, Seen>, late: bool) -> HashMap<u64, Seen
         let before = before.get(&number);
         // What was answered meanwhile waits for another answer now.
         let waited = before.and_then(|seen| seen.waiting);
-        let waited = waited.filter(|since| !late && now - *since <= hearing.last);
+        let waited = waited.filter(|since| came != Came::Late && now - *since <= hearing.last);
         let waiting = hearing.unanswered.then(|| waited.unwrap_or(now));
         let pulse = hearing.waits.then(|| {
             let unread = !matches!(rustix::io::ioctl_fionread(&*stream), Ok(0));
-            Pulse::felt(before.and_then(|seen| seen.pulse), &hearing, unread, late, now)
+            Pulse::felt(before.and_then(|seen| seen.pulse), &hearing, unread, came, now)
         });
         let unanswered = |since| hearing.last >= silence && now - since >= ANSWER;
         if waiting.is_some_and(unanswered) || pulse.is_some_and(|pulse| pulse.has_stopped(silence, now)) {
@@ -149,7 +163,7 @@ mod tests {
             let hearing =
                 Hearing { unanswered: false, last: ago(last), said: ago(said), segments, waits: true };
             let now = began + SECOND * at;
-            felt = (Some(Pulse::felt(felt.0, &hearing, unread, false, now)), now);
+            felt = (Some(Pulse::felt(felt.0, &hearing, unread, Came::InTime, now)), now);
         }
         (felt.0.expect("there are looks"), felt.1)
     }
@@ -181,6 +195,29 @@ mod tests {
     }
 
     #[test]
+    fn probes_that_were_looked_at_late_say_nothing_of_how_far_apart_they_come() {
+        let silence = SECOND * 5;
+        let (mut pulse, last) = after((0..9).map(|at| (at, 100, 100, false)));
+        let mut now = last + SECOND * 4;
+        let hearing = |segments| Hearing {
+            unanswered: false,
+            last: SECOND * 100,
+            said: SECOND * 100,
+            segments,
+            waits: true,
+        };
+        pulse = Pulse::felt(Some(pulse), &hearing(12), false, Came::Delayed, now);
+        assert!(!pulse.has_stopped(silence, now + SECOND * 4));
+        assert!(pulse.has_stopped(silence, now + SECOND * 5), "three times four seconds are not waited for");
+        // In time they would be.
+        now += SECOND * 4;
+        pulse = Pulse::felt(Some(pulse), &hearing(13), false, Came::InTime, now);
+        assert!(
+            !pulse.has_stopped(silence, now + SECOND * 11) && pulse.has_stopped(silence, now + SECOND * 12)
+        );
+    }
+
+    #[test]
     fn a_standstill_of_this_side_is_no_silence_and_makes_no_row_forgotten() {
         let silence = SECOND * 5;
         let (pulse, last) = after((0..9).map(|at| (at, 100, 100, false)));
@@ -188,7 +225,7 @@ mod tests {
         let seen = |segments, said| {
             let ago = SECOND * 100;
             let hearing = Hearing { unanswered: false, last: ago, said, segments, waits: true };
-            Pulse::felt(Some(pulse), &hearing, false, true, back)
+            Pulse::felt(Some(pulse), &hearing, false, Came::Late, back)
         };
         // Whether probes came while it stood still or none did, a living host's come again soon, and none of one that vanished.
         for segments in [8, 40] {

@@ -62,7 +62,7 @@ impl Victim {
         let start = Instant::now();
         assert_eq!(one.call(0, b"genuine").await.expect("it is let in"), b"genuine");
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(5), "it took {took:?}");
+        assert!(took < Duration::from_secs(20), "it took {took:?}");
         one.send(0, LOG, b"first", &[], false).await.expect("it lives");
         while self.log.is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -179,7 +179,7 @@ async fn a_downgrade_on_the_way_is_refused() {
 }
 
 fn ends_without_a_word(stream: &mut TcpStream) {
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time that is not zero");
+    stream.set_read_timeout(Some(Duration::from_secs(40))).expect("a time that is not zero");
     match stream.read(&mut [0; 64]) {
         Ok(0) => {}
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}

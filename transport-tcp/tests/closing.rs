@@ -518,7 +518,10 @@ async fn what_arrives_for_a_peer_that_was_given_up_is_ended() {
 #[tokio::test]
 async fn who_leaves_does_not_linger_for_a_rank_whose_port_is_closed() {
     let _watchdog = Watchdog::start("leaving", Duration::from_secs(60), || "it lingers".to_owned());
-    let gone = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("it has one");
+    // Bound and never listened at: nobody else of this machine comes to listen there meanwhile.
+    let kept = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    kept.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let gone = kept.local_addr().expect("it is bound").as_socket().expect("of this kind");
     let book = Arc::new(AddressBook::new(2));
     book.set(Rank(1), PeerAddress { address: gone, incarnation: 1 });
     let mut config = config(Rank(0), SHAPE, Mode::HandshakeOnly, Limits::default());

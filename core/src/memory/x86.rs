@@ -41,6 +41,10 @@ const SHARED_CHOICE_MIN: usize = 16 << 10;
 const STREAMED_COPY_MIN: usize = 8 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
+/// Bytes that one round of the loop over the registers of AVX-512 moves: of one line at a time, 1 KiB took half as long again.
+const WIDE_ROUND: usize = 256;
+/// From this many bytes on that loop begins with a line of the target: for less, what comes before would take longer.
+const WIDE_HEAD_MIN: usize = 2048;
 
 fn has_wide() -> bool {
     std::is_x86_feature_detected!("avx512f")
@@ -155,14 +159,17 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
     let lines_alike = (to as usize ^ from as usize).is_multiple_of(LINE);
     let by_string =
         |least: usize| len >= if lines_alike { least } else { STRING_COPY_MIN } && may_be_string(to, from);
+    let by_loop = !lines_alike && len >= UNLIKE_LOOP_MIN;
     // SAFETY: as promised by the caller; a loop runs only where its instructions exist.
     unsafe {
-        if !lines_alike && len >= UNLIKE_LOOP_MIN && alike(to, from) && (has_wide() || half::is_there()) {
-            copy_lines(to, from, len);
-        } else if has_wide() {
-            if by_string(STRING_COPY_MIN) { copy_string(to, from, len) } else { copy_wide(to, from, len) }
+        if has_wide() {
+            if !by_loop && by_string(STRING_COPY_MIN) {
+                copy_string(to, from, len);
+            } else {
+                copy_wide(to, from, len);
+            }
         } else if half::is_there() {
-            if by_string(ALIKE_STRING_COPY_MIN[0]) {
+            if !by_loop && by_string(ALIKE_STRING_COPY_MIN[0]) {
                 copy_string(to, from, len)
             } else {
                 half::copy(to, from, len)
@@ -172,21 +179,6 @@ unsafe fn copy_through(to: *mut u8, from: *const u8, len: usize) {
         } else {
             copy_narrow(to, from, len);
         }
-    }
-}
-
-/// By a loop over the cache lines of the target.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes, at least two lines, and the processor must have AVX-512 or AVX2.
-#[inline(never)]
-unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
-    let head = to.align_offset(LINE);
-    // SAFETY: the head is shorter than a line, and a line at least is left behind it.
-    unsafe {
-        short(to, from, head);
-        let (to, from, left) = (to.add(head), from.add(head), len - head);
-        if has_wide() { copy_wide(to, from, left) } else { half::copy(to, from, left) }
     }
 }
 
@@ -219,9 +211,19 @@ unsafe fn copy_string(to: *mut u8, from: *const u8, len: usize) {
 
 /// # Safety
 /// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX-512.
+#[inline(always)]
+unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe { if len < WIDE_ROUND { copy_wide_lines(to, from, len) } else { copy_wide_rounds(to, from, len) } }
+}
+
+/// A line at a time.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least 64; the processor must have AVX-512.
 // The loops are calls: what copies a single word was a third slower where they were built into it.
 #[inline(never)]
-unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
+unsafe fn copy_wide_lines(to: *mut u8, from: *const u8, len: usize) {
     let end = len - len % LINE;
     // SAFETY: every access is of 64 bytes from an offset below `end` on, and behind it of what is left.
     unsafe {
@@ -241,6 +243,51 @@ unsafe fn copy_wide(to: *mut u8, from: *const u8, len: usize) {
             options(nostack)
         );
         short(to.add(end), from.add(end), len - end);
+    }
+}
+
+/// Four lines at a time.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes, at least a round; the processor must have AVX-512.
+#[inline(never)]
+unsafe fn copy_wide_rounds(to: *mut u8, from: *const u8, len: usize) {
+    // A store that crosses a line takes as long as two, and more: twice as long in all where each does. Where words of the source
+    // lie differently, its pieces would divide them.
+    let head = if len >= WIDE_HEAD_MIN && alike(to, from) { to.align_offset(LINE) } else { 0 };
+    // SAFETY: the head is shorter than a line, and a round is left behind it; every access of that is of 64 bytes, four from an
+    // offset below the end of the rounds on.
+    unsafe {
+        short(to, from, head);
+        let (to, from, len) = (to.add(head), from.add(head), len - head);
+        let end = len - len % WIDE_ROUND;
+        asm!(
+            "xor {at:e}, {at:e}",
+            ".p2align 6",
+            "2:",
+            "vmovdqu64 zmm16, [{from} + {at}]",
+            "vmovdqu64 zmm17, [{from} + {at} + 64]",
+            "vmovdqu64 zmm18, [{from} + {at} + 128]",
+            "vmovdqu64 zmm19, [{from} + {at} + 192]",
+            "vmovdqu64 [{to} + {at}], zmm16",
+            "vmovdqu64 [{to} + {at} + 64], zmm17",
+            "vmovdqu64 [{to} + {at} + 128], zmm18",
+            "vmovdqu64 [{to} + {at} + 192], zmm19",
+            "add {at}, 256",
+            "cmp {at}, {end}",
+            "jb 2b",
+            from = in(reg) from,
+            to = in(reg) to,
+            end = in(reg) end,
+            at = out(reg) _,
+            out("zmm16") _,
+            out("zmm17") _,
+            out("zmm18") _,
+            out("zmm19") _,
+            options(nostack)
+        );
+        let (to, from, len) = (to.add(end), from.add(end), len - end);
+        if len < LINE { short(to, from, len) } else { copy_wide_lines(to, from, len) }
     }
 }
 

@@ -428,6 +428,11 @@ impl RendezvousClient {
                         .ok_or_else(|| garbled("a failure of no known kind"))?;
                     return Err(failure.into_error(&self.place, self.size, waited(self.began)));
                 }
+                // It ended before it had this rank's part, and so before it knew that this rank waits.
+                Kind::Closed => {
+                    let failure = Failure::called_off();
+                    return Err(failure.into_error(&self.place, self.size, waited(self.began)));
+                }
                 _ => return Err(garbled("a message out of order")),
             }
         }

@@ -203,7 +203,7 @@ impl Server {
                 self.handover = None;
                 self.ending = Some(now + LINGER);
                 self.strangers.clear();
-                self.gathering.fail(Failure::Refused("whoever served the meeting has called it off".into()));
+                self.gathering.fail(Failure::called_off());
                 // Those who wait for the others hear why in vain.
                 self.close();
             }

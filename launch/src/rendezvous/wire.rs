@@ -266,6 +266,11 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Whoever serves the meeting ends before it is over.
+    pub(crate) fn called_off() -> Failure {
+        Failure::Refused("whoever served the meeting has called it off".into())
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let code = match self {

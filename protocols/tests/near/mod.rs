@@ -34,7 +34,7 @@ pub async fn warm(group: &Group) {
 
 /// What is there soon, or never.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let late = std::time::Duration::from_secs(8);
+    let late = std::time::Duration::from_secs(60);
     tokio::time::timeout(late, future).await.unwrap_or_else(|_| panic!("{what} does not end"))
 }
 

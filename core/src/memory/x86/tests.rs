@@ -40,8 +40,11 @@ fn the_longest_copies_take_every_byte_and_no_other() {
 #[test]
 fn every_loop_copies_and_sums_alike() {
     let source: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
-    for len in (64..400).chain([511, 512, 513, 2047, 2048, 2049, 8192]) {
-        for shift in [0, 1, 8, 13] {
+    let lengths = (64..400).chain([511, 512, 513, 1023, 1024, 1025, 1087, 1343, 2047, 2048, 2049, 8192]);
+    // Words that lie differently, and alike.
+    let shifts = [(0, 3), (1, 3), (8, 3), (13, 3), (0, 0), (8, 0), (24, 8), (1, 1), (13, 5), (57, 9)];
+    for len in lengths {
+        for (shift, from) in shifts {
             let mut loops: Vec<unsafe fn(*mut u8, *const u8, usize)> =
                 vec![copy_narrow, copy_string, copy, copy_to_shared, copy_to_reader];
             if has_wide() {
@@ -62,8 +65,8 @@ fn every_loop_copies_and_sums_alike() {
             for copy in loops {
                 let mut target = vec![0xeeu8; len + 64];
                 // SAFETY: both ranges are inside their vectors.
-                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(3), len) };
-                assert_eq!(&target[shift..shift + len], &source[3..3 + len]);
+                unsafe { copy(target.as_mut_ptr().add(shift), source.as_ptr().add(from), len) };
+                assert_eq!(&target[shift..shift + len], &source[from..from + len]);
                 assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0xee));
             }
         }
