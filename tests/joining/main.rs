@@ -439,15 +439,7 @@ fn fault_a_rank_of_another_launcher_comes_again_and_once_only() {
     one.wait().unwrap();
     // Two at once: one of them is the rank, the other is told.
     let mut doubles = vec![start(1), start(1)];
-    let refused = loop {
-        if let Some(at) = doubles.iter_mut().position(|double| double.try_wait().unwrap().is_some()) {
-            break ended(vec![doubles.remove(at)]).remove(0);
-        }
-        assert!(Instant::now() < until + Duration::from_secs(60), "neither is refused");
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused));
-    assert!(text(&refused).contains("rank 1 is claimed twice"), "{}", text(&refused));
+    one_is_refused(&mut doubles);
     std::fs::write(&go, "go").unwrap();
     let outputs = ended(others.into_iter().chain(doubles).collect());
     std::fs::remove_file(&go).unwrap();
@@ -455,6 +447,20 @@ fn fault_a_rank_of_another_launcher_comes_again_and_once_only() {
         let expected = format!("rank {rank} of incarnation {incarnation} has met all");
         assert!(output.status.success() && text(output).contains(&expected), "{expected}:\n{}", text(output));
     }
+}
+
+/// Of two processes that come as rank 1, one is told so, whichever came first; the other is left.
+fn one_is_refused(doubles: &mut Vec<Child>) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let refused = loop {
+        if let Some(at) = doubles.iter_mut().position(|double| double.try_wait().unwrap().is_some()) {
+            break ended(vec![doubles.remove(at)]).remove(0);
+        }
+        assert!(Instant::now() < until, "neither is refused");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused));
+    assert!(text(&refused).contains("rank 1 is claimed twice"), "{}", text(&refused));
 }
 
 #[test]
@@ -520,14 +526,12 @@ fn a_rank_that_comes_twice_is_told_and_the_job_goes_on() {
     be_a_rank();
     let test = "a_rank_that_comes_twice_is_told_and_the_job_goes_on";
     let port = port();
-    let first = [0, 1].map(|rank| torch(test, rank, 3, port).spawn().unwrap());
-    // Rank 1 has surely come before its double; the last rank comes when that has been told.
-    std::thread::sleep(Duration::from_millis(4000));
-    let double = ended(vec![torch(test, 1, 3, port).spawn().unwrap()]).remove(0);
-    assert_eq!(double.status.code(), Some(3), "{}", text(&double));
-    assert!(text(&double).contains("rank 1 is claimed twice"), "{}", text(&double));
-    let last = torch(test, 2, 3, port).spawn().unwrap();
-    all_joined(&ended(first.into_iter().chain([last]).collect()), &["shm,shm,shm"; 3]);
+    let start = |rank| torch(test, rank, 3, port).spawn().unwrap();
+    let (zero, mut doubles) = (start(0), vec![start(1), start(1)]);
+    // The last rank comes when that has been told.
+    one_is_refused(&mut doubles);
+    let all = [zero].into_iter().chain(doubles).chain([start(2)]);
+    all_joined(&ended(all.collect()), &["shm,shm,shm"; 3]);
 }
 
 #[test]

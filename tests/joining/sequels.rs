@@ -113,7 +113,7 @@ pub async fn leaver_rank() -> posthaste::Result<()> {
     job.barrier().await?;
     job.leave().await?;
     let mut second = Command::new(std::env::current_exe()?);
-    second.args(std::env::args_os().skip(1)).env(ROLE, "rank").env("POSTHASTE_JOIN_TIMEOUT", "1");
+    second.args(std::env::args_os().skip(1)).env(ROLE, "rank").env("POSTHASTE_JOIN_TIMEOUT", "3");
     second.stdin(Stdio::null()).status()?;
     Ok(())
 }
@@ -122,6 +122,6 @@ pub async fn leaver_rank() -> posthaste::Result<()> {
 pub async fn keeper_rank() -> posthaste::Result<()> {
     let job = posthaste::join().await?;
     job.barrier().await?;
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(12)).await;
     job.leave().await
 }

@@ -133,8 +133,13 @@ pub async fn stopped_rank() -> posthaste::Result<()> {
         std::process::exit(0);
     }
     while heard.next(30).await != Fault::PeerLost(dies) {}
-    // All have heard it before any of them leaves.
-    tokio::time::sleep(Duration::from_secs(8)).await;
+    // All have heard it before any of them leaves: who serves the news, too.
+    std::fs::write(format!("{go}.{}", me.0), "").unwrap();
+    for rank in (1..6).filter(|rank| *rank != dies.0) {
+        while !std::path::Path::new(&format!("{go}.{rank}")).exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
     job.leave().await
 }
 
@@ -413,6 +418,9 @@ fn stopped(test: &str, seconds: u64) {
     });
     let next: u32 = std::fs::read_to_string(&go).unwrap().parse().unwrap();
     std::fs::remove_file(&go).unwrap();
+    for rank in 1..6 {
+        let _heard = std::fs::remove_file(format!("{}.{rank}", go.display()));
+    }
     let dies = if next == 5 { 4 } else { 5 };
     for rank in (1..6).filter(|rank| *rank != dies) {
         let (expected, output) =
