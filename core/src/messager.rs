@@ -263,8 +263,9 @@ impl Client {
     /// goes on without its caller, and nobody is told whether it could open the devices.
     pub async fn open(&self) -> Result<(), DeviceError> {
         let (contexts, opening) = (self.contexts.clone(), self.opening());
-        if let Some(context) = contexts.first() {
-            context.opened_in(&tokio::runtime::Handle::current());
+        // Who is in none is told so by the device, or where a task is started.
+        if let (Some(context), Ok(runtime)) = (contexts.first(), tokio::runtime::Handle::try_current()) {
+            context.opened_in(&runtime);
         }
         if !self.driver_thread {
             opening.open().await?;
@@ -564,9 +565,12 @@ impl Opening {
         let Opening { contexts, routes, gates, restarts, losses } = self;
         let (contexts, ways) = (contexts.clone(), routes.ways());
         let (gates, restarts, losses) = (gates.clone(), restarts.clone(), losses.clone());
+        let me = contexts.first().map(|context| context.me().rank);
         let news = move |rank: Rank, event: PeerEvent| match event {
-            // It says so of this rank: its runtime ends.
-            PeerEvent::Down { fault: Fault::Shutdown, .. } => contexts.iter().for_each(Handle::shut_down),
+            // Its runtime ends.
+            PeerEvent::Down { fault: Fault::Shutdown, .. } if me == Some(rank) => {
+                contexts.iter().for_each(Handle::shut_down);
+            }
             // What the others know of the rank says nothing about what is still on its way through this one.
             PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
             PeerEvent::Down { fault, incarnation, cause } => {

@@ -3,7 +3,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::pin::pin;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -23,27 +24,47 @@ pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
-/// Runs a task whose end others see; if its runtime drops it instead, as one that ends does, something else is done before any of it
-/// is dropped.
+/// A task whose end others see: if its runtime drops it instead, as one that ends does, something else is done before any of it is
+/// dropped.
 ///
 /// # Cancel safety
 /// To be dropped is what it is for.
-pub async fn run_unless_dropped(task: impl Future<Output = ()>, dropped: impl FnOnce()) {
-    struct Guard<F: FnOnce()>(Option<F>);
+pub fn run_unless_dropped<T: Future<Output = ()>, F: FnOnce()>(
+    task: T,
+    dropped: F,
+) -> RunUnlessDropped<T, F> {
+    RunUnlessDropped { guard: Guard(Some(dropped)), task }
+}
 
-    impl<F: FnOnce()> Drop for Guard<F> {
-        fn drop(&mut self) {
-            if let Some(dropped) = self.0.take() {
-                dropped();
-            }
+/// See [`run_unless_dropped`].
+#[pin_project::pin_project]
+#[must_use = "a future does nothing until it is awaited"]
+pub struct RunUnlessDropped<T, F: FnOnce()> {
+    /// Before the task: fields are dropped in their order.
+    guard: Guard<F>,
+    #[pin]
+    task: T,
+}
+
+struct Guard<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for Guard<F> {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.0.take() {
+            dropped();
         }
     }
+}
 
-    let mut task = pin!(task);
-    // Declared later, and so dropped earlier.
-    let mut guard = Guard(Some(dropped));
-    task.as_mut().await;
-    guard.0 = None;
+impl<T: Future<Output = ()>, F: FnOnce()> Future for RunUnlessDropped<T, F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        ready!(this.task.poll(cx));
+        this.guard.0 = None;
+        Poll::Ready(())
+    }
 }
 
 /// Has it be an error of the write, and not the end of the process, that nobody reads a pipe or a connection any more. Rust's
@@ -203,19 +224,22 @@ mod tests {
 
     #[test]
     fn what_is_done_instead_of_a_task_comes_before_the_task_is_dropped() {
-        let order = Arc::new(Mutex::new(Vec::new()));
-        let (told, done) = (Told(order.clone()), order.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let pending = async move {
-            let _told = told;
-            std::future::pending::<()>().await;
-        };
-        let done = move || done.lock().expect("nobody panics").push("instead");
-        let task = runtime.spawn(run_unless_dropped(pending, done));
-        runtime.block_on(tokio::task::yield_now());
-        assert!(!task.is_finished() && order.lock().expect("nobody panics").is_empty());
-        drop(runtime);
-        assert_eq!(*order.lock().expect("nobody panics"), ["instead", "the task"]);
+        // Whether it has had a turn or not.
+        for turns in [0, 1] {
+            let order = Arc::new(Mutex::new(Vec::new()));
+            let (told, done) = (Told(order.clone()), order.clone());
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let pending = async move {
+                let _told = told;
+                std::future::pending::<()>().await;
+            };
+            let done = move || done.lock().expect("nobody panics").push("instead");
+            let task = runtime.spawn(run_unless_dropped(pending, done));
+            (0..turns).for_each(|_| runtime.block_on(tokio::task::yield_now()));
+            assert!(!task.is_finished() && order.lock().expect("nobody panics").is_empty());
+            drop(runtime);
+            assert_eq!(*order.lock().expect("nobody panics"), ["instead", "the task"]);
+        }
     }
 
     #[test]

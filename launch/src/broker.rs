@@ -166,7 +166,8 @@ impl Server {
         });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok((false, false, vec![false; self.clients.len()])),
+            // Each is looked at, not told that it is late.
+            Err(Errno::INTR) => return Ok((false, false, vec![true; self.clients.len()])),
             Err(errno) => return Err(errno.into()),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();

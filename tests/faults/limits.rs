@@ -319,11 +319,12 @@ fn fault_idle_ranks_use_no_processor_time() {
             let before = used();
             tokio::time::sleep(Duration::from_millis(1000)).await;
             taken.push(used() - before);
-            if taken.last().is_some_and(|last| *last <= 50) {
+            if taken[0] <= 50 || taken.iter().filter(|second| **second <= 50).count() > taken.len() / 2 {
                 break;
             }
         }
-        assert!(*taken.last().unwrap() <= 50, "{taken:?} ms of processor time in seconds of sleep");
+        let quiet = taken.iter().filter(|second| **second <= 50).count();
+        assert!(quiet > taken.len() / 2, "{taken:?} ms of processor time in seconds of sleep");
         job.barrier().await.unwrap();
     });
 }

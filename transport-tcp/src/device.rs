@@ -148,8 +148,8 @@ impl TcpDevice {
         *lock(&self.gate) = None;
     }
 
-    /// Whoever tells the others that this rank lives ends with its runtime, and not since the device was closed: before the others
-    /// hear of that, all operations that are pending end with [`Shutdown`](posthaste_core::Fault::Shutdown).
+    /// Whoever tells the others that this rank lives ends with its runtime: before the others hear of that, all operations that are
+    /// pending end with [`Shutdown`](posthaste_core::Fault::Shutdown). Nothing happens if the device was closed before.
     pub fn runtime_ends(&self) {
         self.hub.runtime_ends();
     }

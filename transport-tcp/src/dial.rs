@@ -195,9 +195,17 @@ async fn round(
         posthaste_core::failpoint!("tcp.dial.proven");
         Ok::<_, AttemptError>((stream, channel))
     };
-    // All its time, though that of all attempts be over: who has less says nothing by not answering.
+    // All its time, though that of all attempts be over: who has less says nothing by not answering. Nor does whoever turns this side
+    // away because that time was over: this side may have stood still.
+    let began = Instant::now();
     let shaken = timeout(hub.times.handshake, shaken).await;
-    let (mut stream, mut channel) = shaken.map_err(|_| AttemptError::Silent)??;
+    let (mut stream, mut channel) = match shaken {
+        Ok(Err(error)) if began.elapsed() >= hub.times.handshake && error.is_end() => {
+            Err(AttemptError::Silent)
+        }
+        Ok(shaken) => shaken,
+        Err(_) => Err(AttemptError::Silent),
+    }?;
     // From here on the peer may count the connection as that of the pair, which is made once: it is not given up for another, as long
     // as the peer's host answers.
     socket::watched((&stream).into(), &hub.times)?;

@@ -429,6 +429,7 @@ impl RendezvousClient {
                     return Err(failure.into_error(&self.place, self.size, waited(self.began)));
                 }
                 // It ended before it had this rank's part, and so before it knew that this rank waits.
+                Kind::Closed if round.is_none() => return Err(self.gone("it ends")),
                 Kind::Closed => {
                     let failure = Failure::called_off();
                     return Err(failure.into_error(&self.place, self.size, waited(self.began)));
