@@ -343,15 +343,21 @@ const COMMANDS: [&str; 6] = ["init", "get_maxes", "get_my_kvsname", "put", "barr
 #[test]
 fn no_answer_is_an_error_at_the_deadline_and_not_before() {
     let _dog = watchdog();
-    // For what is answered before, too.
-    let patience = Duration::from_millis(1500);
     for command in COMMANDS.into_iter().chain(["initack"]) {
-        let (space, ports) = over_ports(1, only(command, |_| Answer::Nothing));
-        let began = Instant::now();
-        let error = exchange(ports[0], patience).unwrap_err();
-        assert!(began.elapsed() >= patience, "{command}");
-        let text = error.to_string();
-        assert!(text.contains(&format!("no answer to {command} at the deadline")), "{text}");
+        let exchanged = |patience| {
+            let (space, ports) = over_ports(1, only(command, |_| Answer::Nothing));
+            let began = Instant::now();
+            let text = exchange(ports[0], patience).unwrap_err().to_string();
+            assert!(began.elapsed() >= patience, "{command}");
+            (space, text)
+        };
+        let expected = format!("no answer to {command} at the deadline");
+        // For what is answered before, too: which takes a moment, unless this process gets no core for so long.
+        let (mut space, mut text) = exchanged(Duration::from_millis(1500));
+        if !text.contains(&expected) {
+            (space, text) = exchanged(Duration::from_secs(15));
+        }
+        assert!(text.contains(&expected), "{text}");
         assert_eq!(text.contains("not all ranks have come"), command == "barrier_in", "{text}");
         // A rank that gave up is not one that ended well.
         assert_eq!(space.count("finalize"), 0, "{command}");
