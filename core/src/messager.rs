@@ -1,10 +1,13 @@
 //! The messager: owns the devices that are present and the contexts of one client, and moves all of them.
 
+mod opening;
+
+use self::opening::{OpenedIn, Opening};
 use crate::context::Face as _;
 use crate::context::{Driver, Handle, Kin, Shared, Spin};
 use crate::control::{ControlHandler, Controls};
-use crate::device::{Device, PeerEvent};
-use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates, Work};
+use crate::device::Device;
+use crate::engine::{Engine, EngineConfig, EngineParts, ErrorHandler, Gates};
 use crate::error::{DeviceError, Fault, LossCause, RegisterError, SendError};
 use crate::exposed::{Exposed, ExposedMemory};
 use crate::ids::{ClientId, ContextId, ControlId, Endpoint, JobShape, ProtocolId, Rank};
@@ -15,7 +18,6 @@ use crate::sysdep::Sysdep;
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One client's view of the network (P04): its devices, its contexts, its protocols.
@@ -502,103 +504,6 @@ impl Client {
         let before = lock(&self.errors).replace(crate::sync::Arc::new(handler));
         // As in `on_restart`.
         drop(before);
-    }
-}
-
-/// Held by the runtime in which a client was opened whose drivers are elsewhere.
-struct OpenedIn {
-    contexts: Vec<Handle>,
-}
-
-impl Drop for OpenedIn {
-    /// The runtime ends, or the drivers have: then nothing is pending.
-    fn drop(&mut self) {
-        self.contexts.iter().for_each(Handle::shut_down);
-    }
-}
-
-/// What the devices of a client are opened with: it keeps no client alive.
-struct Opening {
-    contexts: Vec<Handle>,
-    routes: Routes,
-    gates: crate::sync::Arc<Gates>,
-    restarts: Arc<Restarts>,
-    losses: Arc<Losses>,
-}
-
-impl Opening {
-    async fn open(&self) -> Result<(), DeviceError> {
-        for (at, device) in self.routes.devices().iter().enumerate() {
-            if let Err(error) = self.open_device(at, device).await {
-                self.undo(at).await;
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// One device could not be opened: those before it are closed again. Otherwise their watches, which lead back to the
-    /// contexts, would keep all of it for ever.
-    async fn undo(&self, opened: usize) {
-        let closing = std::pin::pin!(async {
-            for device in self.routes.devices()[..opened].iter().rev() {
-                device.close().await;
-            }
-        });
-        // Nobody drives the contexts yet, and ports may have something to end.
-        let driving = std::pin::pin!(async {
-            loop {
-                self.contexts.iter().for_each(|context| {
-                    context.advance();
-                });
-                tokio::task::yield_now().await;
-            }
-        });
-        futures::future::select(closing, driving).await;
-        for context in &self.contexts {
-            context.shut_down();
-            context.advance();
-        }
-    }
-
-    async fn open_device(&self, at: usize, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
-        let Opening { contexts, routes, gates, restarts, losses } = self;
-        let (contexts, ways) = (contexts.clone(), routes.ways());
-        let (gates, restarts, losses) = (gates.clone(), restarts.clone(), losses.clone());
-        let me = contexts.first().map(|context| context.me().rank);
-        let news = move |rank: Rank, event: PeerEvent| match event {
-            // Its runtime ends.
-            PeerEvent::Down { fault: Fault::Shutdown, .. } if me == Some(rank) => {
-                contexts.iter().for_each(Handle::shut_down);
-            }
-            // What the others know of the rank says nothing about what is still on its way through this one.
-            PeerEvent::Down { .. } if !ways.lead_through(rank, at) => {}
-            PeerEvent::Down { fault, incarnation, cause } => {
-                // Before anybody can ask why.
-                losses.note(rank, fault, incarnation, cause);
-                contexts.iter().for_each(|context| context.post_work(Work::Peer(rank, event)));
-            }
-            PeerEvent::Up { incarnation } => {
-                ways.turn(rank, at);
-                let missing = Arc::new(AtomicUsize::new(contexts.len()));
-                for context in &contexts {
-                    context.post_work(Work::Peer(rank, event));
-                    let (missing, gates, restarts) = (missing.clone(), gates.clone(), restarts.clone());
-                    // Behind it: the last context to get here tells those who wait.
-                    context.post_run(move |_| {
-                        if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-                            gates.restarted(rank, incarnation);
-                            restarts.changed.notify_waiters();
-                            let handler = lock(&restarts.handler).clone();
-                            if let Some(handler) = handler {
-                                handler(rank, incarnation);
-                            }
-                        }
-                    });
-                }
-            }
-        };
-        device.open(Arc::new(news)).await
     }
 }
 

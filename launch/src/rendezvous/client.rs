@@ -428,8 +428,9 @@ impl RendezvousClient {
                         .ok_or_else(|| garbled("a failure of no known kind"))?;
                     return Err(failure.into_error(&self.place, self.size, waited(self.began)));
                 }
-                // It ended before it had this rank's part, and so before it knew that this rank waits.
+                // The meeting is long over, of which this rank, which comes again, asks.
                 Kind::Closed if round.is_none() => return Err(self.gone("it ends")),
+                // It ended before it had this rank's part, and so before it knew that this rank waits.
                 Kind::Closed => {
                     let failure = Failure::called_off();
                     return Err(failure.into_error(&self.place, self.size, waited(self.began)));
