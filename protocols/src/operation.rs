@@ -1,6 +1,6 @@
 //! A started operation in the hands of its future: detached when dropped, so that nothing leaks and nothing stops.
 
-use posthaste_core::context::{Face, poll_ticket};
+use posthaste_core::context::{Face, Turn};
 use posthaste_core::slot::Outcome;
 use posthaste_core::{Fault, Handle, Ticket};
 use std::task::{Context, Poll};
@@ -26,8 +26,8 @@ pub(crate) struct Pending {
     deadline: Option<u64>,
     /// It is left to the driver to look for its end, if that one can.
     moves: bool,
-    /// Others have their turn before it spins for the first time: they may have more to start.
-    yields: bool,
+    /// Others may have their turn before it spins for the first time: they may have more to start.
+    turn: Turn,
 }
 
 impl Pending {
@@ -35,15 +35,26 @@ impl Pending {
         if let Some(at) = deadline {
             handle.set_deadline(at, ticket);
         }
-        Self { handle, ticket: Some(ticket), deadline, moves: false, yields: false }
+        Self { handle, ticket: Some(ticket), deadline, moves: false, turn: Turn::looks() }
+    }
+
+    /// It may be one of several that begin together.
+    pub fn overlapping(self) -> Self {
+        self.in_turn(Turn::first())
+    }
+
+    /// It goes on from there.
+    pub fn in_turn(mut self, turn: Turn) -> Self {
+        self.turn = turn;
+        self
     }
 
     /// The operation moves so many bytes: whoever started it may have as much to start behind it, which would wait as long
     /// as this one spins.
     pub fn moving(mut self, bytes: u64) -> Self {
-        self.moves = bytes >= LONG;
-        self.yields = self.moves;
-        self
+        let long = bytes >= LONG;
+        self.moves = long;
+        self.in_turn(if long { Turn::first_of_long() } else { Turn::first() })
     }
 
     /// Whether it has ended.
@@ -56,11 +67,8 @@ impl Pending {
         let Some(ticket) = self.ticket else { return Poll::Ready(Err(Fault::Shutdown)) };
         let polled = if self.moves && !face.owns() && self.handle.relies_on_driver() {
             self.handle.slots().poll(ticket, cx)
-        } else if std::mem::take(&mut self.yields) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
         } else {
-            poll_ticket(face, cx, ticket)
+            self.turn.poll(face, cx, ticket)
         };
         if let Poll::Ready(outcome) = polled {
             self.ticket = None;
@@ -87,6 +95,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
             self.handle.slots().detach(ticket);
+            self.handle.end_turn(&self.turn);
         }
     }
 }
@@ -144,26 +153,41 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_much_lets_others_have_their_turn_before_it_looks_for_its_end() {
+    fn what_moves_much_lets_others_begin_before_it_looks_for_its_end() {
         let client = first_of(1, 1);
         let handle = &client.contexts()[0];
-        for (bytes, turns) in [(LONG - 1, 0), (LONG, 1)] {
-            let ticket = handle.enter(|engine| {
-                let ticket = engine.scope().operation(None).expect("it is open");
-                // It has ended already: whoever looks finds that.
-                engine.scope().complete(ticket, Ok(Value::Unit));
-                ticket
-            });
-            let ticket = ticket.unwrap_or_else(|_| unreachable!("nobody else is there"));
-            let mut pending = Pending::new(handle.clone(), ticket, None).moving(bytes);
-            let wakes = Arc::new(Wakes::default());
-            let waker = Waker::from(wakes.clone());
-            let cx = &mut Context::from_waker(&waker);
-            for turn in 1..=turns {
-                assert!(pending.poll(handle, cx).is_pending(), "it looks before others had their turn");
-                assert_eq!(wakes.count(), turn, "it wants to be polled again");
-            }
-            assert!(matches!(pending.poll(handle, cx), Poll::Ready(Ok(Value::Unit))), "{bytes} bytes");
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let cx = &mut Context::from_waker(&waker);
+        let long = |ticket| Pending::new(handle.clone(), ticket, None).moving(LONG);
+        let end = |ticket| {
+            let ended = handle.enter(|engine| engine.scope().complete(ticket, Ok(Value::Unit)));
+            assert!(matches!(ended, Ok(true)));
+        };
+        // Of several that begin together one asks to be polled again, be there one that never was.
+        let tickets = [(); 3].map(|()| begin(handle));
+        let mut pending = tickets.map(long);
+        for (number, pending) in pending.iter_mut().enumerate() {
+            assert!(pending.poll(handle, cx).is_pending());
+            assert_eq!(wakes.count(), 1, "{number}");
         }
+        for (ticket, pending) in tickets.into_iter().zip(&mut pending).rev() {
+            end(ticket);
+            assert!(matches!(pending.poll(handle, cx), Poll::Ready(Ok(Value::Unit))));
+        }
+        // Nor does one that is dropped before it has looked keep the next from it.
+        for round in 0..3 {
+            let before = wakes.count();
+            let mut dropped = long(begin(handle));
+            assert!(dropped.poll(handle, cx).is_pending());
+            assert_eq!(wakes.count(), before + 1, "{round}");
+        }
+        // What moves less looks at once.
+        let ticket = begin(handle);
+        end(ticket);
+        let before = wakes.count();
+        let mut short = Pending::new(handle.clone(), ticket, None).moving(LONG - 1);
+        assert!(matches!(short.poll(handle, cx), Poll::Ready(Ok(Value::Unit))));
+        assert_eq!(wakes.count(), before);
     }
 }

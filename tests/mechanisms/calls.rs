@@ -1,7 +1,8 @@
 //! Requests and replies.
 
 use crate::support::{case, is_payload, options, payload, run, soon, until};
-use posthaste::{CallError, Fault, Rank, ServiceOptions};
+use posthaste::{Buffer, CallError, Fault, Rank, ServiceOptions};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -311,5 +312,71 @@ fn deadlines_are_never_met_too_early() {
             assert!(began.elapsed() >= wait, "{wait:?} were over after {:?}", began.elapsed());
         }
         job.barrier().await.unwrap();
+    });
+}
+
+/// Polls it, and counts it as under way from its first poll to its end.
+async fn counted<T>(under_way: &Cell<usize>, most: &Cell<usize>, operation: impl Future<Output = T>) -> T {
+    let mut operation = std::pin::pin!(operation);
+    let mut begins = true;
+    std::future::poll_fn(|cx| {
+        if std::mem::take(&mut begins) {
+            under_way.set(under_way.get() + 1);
+            most.set(most.get().max(under_way.get()));
+        }
+        let polled = operation.as_mut().poll(cx);
+        if polled.is_ready() {
+            under_way.set(under_way.get() - 1);
+        }
+        polled
+    })
+    .await
+}
+
+case!(operations_that_are_joined_are_under_way_together);
+/// A future that looks until its operation has ended, as is best for one awaited alone, keeps those it is joined with from
+/// beginning. That they do is learned within some hundred of them.
+fn operations_that_are_joined_are_under_way_together() {
+    const JOINED: usize = 40;
+    const ROUNDS: usize = 100;
+    run(2, options(), async |job| {
+        let echo = job.service_inline("echo", |m, _| Ok(Buffer::copy(&m.bytes()))).unwrap();
+        let twice = job.service("twice", async |number: u64| number * 2).unwrap();
+        let window = job.shmalloc::<u64>(JOINED).await.unwrap();
+        job.barrier().await.unwrap();
+        let peer = Rank(1 - job.rank().0);
+        let at_once = job.caps_of(peer).mappable;
+        for kind in 0..4 {
+            if kind >= 2 && at_once {
+                // Puts and gets have ended when they have begun.
+                continue;
+            }
+            let (under_way, most) = (Cell::new(0), Cell::new(0));
+            for round in 0..ROUNDS {
+                let (echo, twice, window) = (&echo, &twice, &window);
+                let joined = (0..JOINED).map(|number| async move {
+                    let word = (round * JOINED + number) as u64;
+                    match kind {
+                        0 => {
+                            let answer = echo.call_bytes(peer, word.to_ne_bytes()).await.unwrap();
+                            assert_eq!(answer.as_bytes(), word.to_ne_bytes());
+                        }
+                        1 => assert_eq!(twice.call(peer, word).await, Ok(word * 2)),
+                        2 => window.put(peer, number, word).await.unwrap(),
+                        _ => assert_eq!(
+                            window.get(peer, number).await,
+                            Ok(((ROUNDS - 1) * JOINED + number) as u64)
+                        ),
+                    }
+                });
+                let joined = joined.map(|operation| counted(&under_way, &most, operation));
+                soon("what is joined", futures::future::join_all(joined)).await;
+                assert_eq!(under_way.get(), 0);
+                // One awaited alone before and behind them.
+                assert_eq!(twice.call(peer, 1).await, Ok(2));
+            }
+            assert!(most.get() > JOINED / 2, "{} of kind {kind} at once", most.get());
+            job.barrier().await.unwrap();
+        }
     });
 }

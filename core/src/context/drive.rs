@@ -77,8 +77,8 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
             return future.poll(cx);
         }
         let shared = face.shared();
-        let before = shared.counts();
-        let Poll::Ready(value) = poll_lent(shared, future.as_mut(), cx) else {
+        let before = Seen::by(shared);
+        let Poll::Ready(value) = poll_lent(shared, future.as_mut()) else {
             return drive_on(face, future, cx, before);
         };
         if shared.cell.has_work() {
@@ -89,26 +89,27 @@ impl<F: Face, T: Future> Future for Drive<'_, F, T> {
     }
 }
 
-/// Polls what works through handles of a context whose owner this is.
+/// Polls what works through handles of a context whose owner this is. Its waker is the [`Parking`](super::parking::Parking)'s.
 #[inline(always)]
-fn poll_lent<T: Future>(shared: &Shared, future: Pin<&mut T>, cx: &mut TaskContext<'_>) -> Poll<T::Output> {
+fn poll_lent<T: Future>(shared: &Shared, future: Pin<&mut T>) -> Poll<T::Output> {
+    let waker = shared.parking.waker();
     let lent = shared.cell.lend();
-    let polled = future.poll(cx);
+    let polled = future.poll(&mut TaskContext::from_waker(&waker));
     drop(lent);
     polled
 }
 
-/// Drives the context of a future that was not ready, and polls it again whenever anything has happened since the events and the
-/// started tasks were so many: apart from the rest, so that one which is ready at once pays for none of this.
+/// Drives the context of a future that was not ready, and polls it again whenever it was woken or anything has happened since that
+/// was seen: apart from the rest, so that one which is ready at once pays for none of this.
 #[inline(never)]
 fn drive_on<F: Face, T: Future>(
     face: &F,
     mut future: Pin<&mut T>,
     cx: &mut TaskContext<'_>,
-    (mut events, mut starts): (u64, u32),
+    mut seen: Seen,
 ) -> Poll<T::Output> {
     let shared = face.shared();
-    let woken = shared.woken();
+    let woken = seen.woken;
     for _ in 0..BUSY_ROUNDS {
         if poll_proceed(cx).is_pending() {
             // It may have been told to let others run, and then waits for nothing that happens here. Nobody else drives
@@ -120,30 +121,39 @@ fn drive_on<F: Face, T: Future>(
             });
             return Poll::Pending;
         }
+        // It has more to do, and others may wait for what it has done.
+        let woke_itself = shared.parking.wakes() != seen.wakes;
         // Until anything at all has happened: the future may be waiting for just that.
         let happened = face.enter(|engine| {
             // Tasks that were started get no turn before this one ends.
-            let has_started = |engine: &Engine| engine.starts() != starts;
+            let has_started = |engine: &Engine| engine.starts() != seen.starts;
             if has_started(engine) {
                 return Spun::Busy;
             }
-            let mut done = |engine: &mut Engine| (engine.stats().events != events).then_some(());
-            match spin(shared, engine, &mut done) {
+            let news = |engine: &mut Engine| {
+                (engine.stats().events != seen.events || shared.parking.wakes() != seen.wakes).then_some(())
+            };
+            match spin(shared, engine, &mut { news }) {
                 Spun::Done(()) if has_started(engine) => Spun::Busy,
                 spun => spun,
             }
         });
         match happened {
-            Ok(Spun::Idle) if face.sleep(cx.waker()) => return Poll::Pending,
+            // Behind the promise to be woken: who was woken before that was not parked.
+            Ok(Spun::Idle) if face.sleep(cx.waker()) && shared.parking.wakes() == seen.wakes => {
+                return Poll::Pending;
+            }
             // Others want their turn.
             Ok(Spun::Busy) => break,
             _ => {}
         }
-        (events, starts) = shared.counts();
-        if let Poll::Ready(value) = poll_lent(shared, future.as_mut(), cx) {
+        // Of another thread's: perhaps for another task of this one.
+        let woken_elsewhere = !woke_itself && shared.parking.wakes() != seen.wakes;
+        seen = Seen::by(shared);
+        if let Poll::Ready(value) = poll_lent(shared, future.as_mut()) {
             return Poll::Ready(value);
         }
-        if shared.woken() != woken {
+        if woken_elsewhere || shared.woken() != woken {
             // Perhaps that was not what waits here, but another task of this thread.
             break;
         }
@@ -152,15 +162,143 @@ fn drive_on<F: Face, T: Future>(
     Poll::Pending
 }
 
-impl Shared {
-    /// Events so far, and tasks that were started. For the owner; nothing is done, not even what was posted.
+/// How far things were when a future was polled.
+#[derive(Clone, Copy)]
+struct Seen {
+    events: u64,
+    /// Tasks that handlers have started.
+    starts: u32,
+    /// Tasks that what came in has woken.
+    woken: u32,
+    /// Wakes of what is driven.
+    wakes: u32,
+}
+
+impl Seen {
+    /// For the owner; nothing is done, not even what was posted.
     #[inline]
-    fn counts(&self) -> (u64, u32) {
-        self.cell.adopt().map_or((0, 0), |mut guard| {
+    fn by(shared: &Shared) -> Seen {
+        let (events, starts) = shared.cell.adopt().map_or((0, 0), |mut guard| {
             let engine = guard.get();
             let counts = (engine.stats().events, engine.starts());
             guard.keep();
             counts
+        });
+        Seen { events, starts, woken: shared.woken(), wakes: shared.parking.wakes() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::Context;
+    use crate::inprocess::InProcessFabric;
+    use crate::messager::ClientParts;
+    use crate::sysdep::Personality;
+    use crate::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank};
+    use std::cell::{Cell, RefCell};
+    use std::future::poll_fn;
+    use std::sync::Arc;
+    use std::task::Waker;
+    use std::time::Duration;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Runs that with an owned context, where who looks does so for an hour, and fails if it takes long.
+    fn soon(run: impl AsyncFnOnce(&Context) + Send + 'static) {
+        let (done, is_done) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+                let client = Client::new(ClientParts {
+                    id: ClientId(0),
+                    devices: vec![InProcessFabric::new(shape).device(ClientId(0), Rank(0))],
+                    sysdep: Arc::new(LinuxSysdep::new(Personality::one_node(Rank(0), shape), None)),
+                    config: Default::default(),
+                    spin: Some(HOUR),
+                    driver_thread: false,
+                })
+                .expect("it is made");
+                client.open().await.expect("it opens");
+                let context = Context::new(&client.contexts()[0]).expect("nobody else owns it");
+                run(&context).await;
+                drop(context);
+                client.close().await;
+            });
+            // Whoever waited for it has given up, if it is gone.
+            let _ = done.send(());
+        });
+        match is_done.recv_timeout(Duration::from_secs(60)) {
+            Ok(()) => thread.join().expect("no panic"),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+                std::panic::resume_unwind(thread.join().expect_err("it said nothing"))
+            }
+            Err(error) => panic!("it was not polled: {error}"),
+        }
+    }
+
+    /// Ready at the poll after so many, each of which wakes it.
+    async fn after_polls(count: u32) {
+        let mut polls = 0;
+        poll_fn(|cx| {
+            polls += 1;
+            cx.waker().wake_by_ref();
+            if polls > count { Poll::Ready(()) } else { Poll::Pending }
         })
+        .await;
+    }
+
+    #[test]
+    fn a_future_that_wakes_itself_is_polled_at_once() {
+        soon(async |context| {
+            drive(context, after_polls(1)).await;
+            drive(context, after_polls(10 * BUSY_ROUNDS)).await;
+            // And so is one that another drives.
+            drive(context, drive(context, after_polls(10 * BUSY_ROUNDS))).await;
+        });
+    }
+
+    #[test]
+    fn a_future_that_another_thread_wakes_is_polled_at_once() {
+        soon(async |context| {
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let thread = std::thread::spawn(move || {
+                // The owner looks by then, most likely; else this shows less.
+                std::thread::sleep(Duration::from_millis(20));
+                sender.send(7).expect("somebody waits");
+            });
+            assert_eq!(drive(context, receiver).await.expect("it was sent"), 7);
+            thread.join().expect("no panic");
+        });
+    }
+
+    /// What one driven future does wakes another, behind which it is polled and which is not driven by the same.
+    #[test]
+    fn a_wake_amid_another_drive_is_not_lost() {
+        soon(async |context| {
+            let (waker, is_woken) = (RefCell::new(None::<Waker>), Cell::new(false));
+            let waits = poll_fn(|cx| {
+                *waker.borrow_mut() = Some(cx.waker().clone());
+                if is_woken.get() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            let mut polls = 0;
+            let wakes = poll_fn(|cx| {
+                polls += 1;
+                cx.waker().wake_by_ref();
+                if polls == 3 {
+                    is_woken.set(true);
+                    waker.borrow_mut().take().expect("it was polled before").wake();
+                }
+                if polls > 3 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            let never_mind = async {
+                drive(context, wakes).await;
+                std::future::pending::<()>().await;
+            };
+            let (waits, never_mind) = (std::pin::pin!(waits), std::pin::pin!(never_mind));
+            drive(context, futures::future::select(waits, never_mind)).await;
+        });
     }
 }

@@ -114,7 +114,7 @@ impl Driver {
                         // The owner may have set another meanwhile.
                         let timer = &self.shared.timer_at;
                         let _set = timer.compare_exchange(at, u64::MAX, Ordering::Relaxed, Ordering::Relaxed);
-                        self.shared.wake_owner();
+                        self.shared.parking.wake_all();
                     }
                 }
             }
@@ -164,7 +164,7 @@ impl Driver {
         let rung = self.poll_bell(cx) | shared.rung.load(Ordering::Acquire);
         if shared.owned.load(Ordering::Acquire) {
             if rung {
-                shared.wake_owner();
+                shared.parking.wake_all();
             }
             return Round::Owned;
         }
@@ -180,6 +180,7 @@ impl Driver {
             // To look whether they do would take their thread's privilege away.
             return Round::OthersMoved;
         }
+        shared.overlap.nobody_looks();
         let seen = self.events;
         let handle = Handle { shared: shared.clone() };
         let round = handle.enter(|engine| {

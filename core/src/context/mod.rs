@@ -11,7 +11,9 @@ mod drive;
 mod driver;
 mod handle;
 mod kin;
+mod overlap;
 mod owned;
+mod parking;
 mod reliance;
 mod rest;
 mod wait;
@@ -20,6 +22,7 @@ pub use drive::{Drive, drive};
 pub use driver::Driver;
 pub use handle::Handle;
 pub use kin::{Kin, Watchers};
+pub use overlap::Turn;
 pub use owned::Context;
 pub use wait::{Begun, begin, poll_look, poll_memory, poll_ticket, poll_until};
 
@@ -34,17 +37,13 @@ use crate::token::{BIAS_AFTER, Guard, TokenCell};
 use atomic_waker::AtomicWaker;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Packets drained per call of `advance`.
 const BUDGET: usize = 256;
-/// Sleeping tasks of an owned context that are remembered.
-const PARKED: usize = 1024;
-/// And once more of them have turned out to wait.
-const MOST_PARKED: usize = 1 << 16;
 /// Who has sent much takes as long to write as much again: a spin that began with a long message lasts longer, by the
 /// time in which a slow sender writes so many bytes.
 const BYTES_PER_NS: u64 = 4;
@@ -94,9 +93,7 @@ pub struct Shared {
     /// An owned context has the token for good; its futures do the driver's work.
     owned: AtomicBool,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
-    parked: Mutex<Vec<Waker>>,
-    /// How many of them are kept. Changed with `parked` locked.
-    most_parked: AtomicUsize,
+    parking: std::sync::Arc<parking::Parking>,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
@@ -106,6 +103,7 @@ pub struct Shared {
     /// Waits, of any kind, that have looked until they ended, roughly: as long as there are more, the driver stays awake.
     attended: AtomicU32,
     reliance: reliance::Reliance,
+    overlap: overlap::Overlap,
     resting: rest::Resting,
     kin: std::sync::Arc<Kin>,
     /// There are others.
@@ -183,13 +181,13 @@ impl Shared {
             timer_at: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
             owned: AtomicBool::new(false),
-            parked: Mutex::new(Vec::new()),
-            most_parked: AtomicUsize::new(PARKED),
+            parking: parking::Parking::new(),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
             waits: AtomicU32::new(0),
             attended: AtomicU32::new(0),
             reliance: reliance::Reliance::default(),
+            overlap: overlap::Overlap::default(),
             resting: rest::Resting::default(),
             has_kin: kin.count() > 1,
             lines: Mutex::default(),
@@ -241,33 +239,6 @@ impl Shared {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The owner of the context sleeps: the waker is called when there is something to do.
-    fn park(&self, waker: &Waker) {
-        let mut parked = lock(&self.parked);
-        if parked.last().is_some_and(|last| last.will_wake(waker)) {
-            return;
-        }
-        // Wakers of one task need not compare equal, so the list is bounded by waking all of them too early. If they come back,
-        // so many wait, and there is room for all of them the next time.
-        let most = self.most_parked.load(Ordering::Relaxed);
-        let early = if parked.len() >= most {
-            self.most_parked.store((2 * most).min(MOST_PARKED), Ordering::Relaxed);
-            std::mem::take(&mut *parked)
-        } else {
-            Vec::new()
-        };
-        parked.push(waker.clone());
-        drop(parked);
-        early.into_iter().for_each(Waker::wake);
-    }
-
-    fn wake_owner(&self) {
-        let parked = std::mem::take(&mut *lock(&self.parked));
-        for waker in parked {
-            waker.wake();
-        }
-    }
-
     /// Posted work has to be seen by whoever has the token. An owner that is inside, and posts there, may hold a lock that whoever is
     /// woken wants: all are [told](Self::tell_owner) when it has come out.
     fn work_posted(&self) {
@@ -277,7 +248,7 @@ impl Shared {
         if self.cell.is_adopted_here() {
             self.untold.store(true, Ordering::Relaxed);
         } else {
-            self.wake_owner();
+            self.parking.wake_all();
         }
     }
 
@@ -287,7 +258,7 @@ impl Shared {
         // Who is inside writes this, and nobody else.
         if self.untold.load(Ordering::Relaxed) {
             self.untold.store(false, Ordering::Relaxed);
-            self.wake_owner();
+            self.parking.wake_all();
         }
     }
 
@@ -377,7 +348,7 @@ impl Shared {
     fn arm_again(&self) {
         self.driver.wake();
         if self.owned.load(Ordering::Acquire) {
-            self.wake_owner();
+            self.parking.wake_all();
         }
     }
 

@@ -166,7 +166,7 @@ impl Face for Context {
     fn sleep(&self, waker: &Waker) -> bool {
         let shared = &self.handle.shared;
         // First where to be woken, then the promise to be: a ring in between finds the waker.
-        shared.park(waker);
+        shared.parking.park(waker);
         let now = shared.now_ms();
         self.enter(|engine| {
             // A ring takes the promise of another one with it.

@@ -1,7 +1,7 @@
 //! How futures wait: they advance the engine, spin for a short bounded time, and go to sleep.
 
 use super::rest::Rest;
-use super::{Face, Handle, Shared, Spin, patience};
+use super::{Face, Handle, Shared, Spin, Turn, patience};
 use crate::budget::{self, ACCESS, QUICK_WAIT, WAIT};
 use crate::engine::{Engine, Scope, Watched, Work};
 use crate::memory::{SharedSlice, fetch_recent};
@@ -32,6 +32,8 @@ const ADVANCING_WAITS: u32 = 8;
 const STREAM: u32 = 4;
 const FEW: usize = 4;
 const BREATH: u32 = 4;
+/// Looks at the clock of a spin from which on it was slow: a few microseconds.
+const SLOW: u32 = 4;
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -413,12 +415,12 @@ pub enum Begun<E> {
     Not(E),
     /// It has ended.
     Ended(Outcome),
-    /// It goes on under this ticket.
-    Pending(Ticket),
+    /// It goes on under this ticket, and whoever waits for it goes on from there.
+    Pending(Ticket, Turn),
 }
 
-/// Starts an operation and spins for its end, all under one take of the token. `None`: it is in use, and nothing was
-/// done.
+/// Starts an operation and spins for its end, all under one take of the token, unless others are to begin first. `None`: it is
+/// in use, and nothing was done.
 #[inline]
 pub fn begin<F: Face, E>(
     face: &F,
@@ -427,10 +429,16 @@ pub fn begin<F: Face, E>(
     let shared = face.shared();
     face.enter(|engine| match start(&mut engine.scope()) {
         Err(not) => Begun::Not(not),
-        Ok(ticket) => match spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)) {
-            Spun::Done(outcome) => Begun::Ended(outcome),
-            Spun::Idle | Spun::Busy => Begun::Pending(ticket),
-        },
+        Ok(ticket) => {
+            let mut turn = Turn::first();
+            if !turn.is_to_look(face) {
+                return Begun::Pending(ticket, turn);
+            }
+            match spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)) {
+                Spun::Done(outcome) => Begun::Ended(outcome),
+                Spun::Idle | Spun::Busy => Begun::Pending(ticket, turn),
+            }
+        }
     })
     .ok()
 }
@@ -523,7 +531,7 @@ fn spin_on<R>(
     mut events: usize,
     (mut received, woken): (u64, u32),
 ) -> Spun<R> {
-    let mut rounds = 0u32;
+    let (mut rounds, mut clock_looks) = (0u32, 0u32);
     let (mut until, mut busy) = (None, Busy::default());
     let mut patience = Duration::ZERO;
     loop {
@@ -571,6 +579,7 @@ fn spin_on<R>(
                     rounds += if come.is_some() { 1 } else { LOOKS };
                     if events == 0 && rounds >= LOOKS {
                         rounds = 0;
+                        clock_looks += 1;
                         let now = shared.sysdep.now();
                         if now >= *until.get_or_insert(now + limit + patience) {
                             shared.spun.store(true, Ordering::Relaxed);
@@ -584,6 +593,9 @@ fn spin_on<R>(
         }
         if let Some(value) = done(engine) {
             spent(shared, until.is_some() || busy.rounds > 0);
+            if clock_looks >= SLOW {
+                shared.overlap.was_slow();
+            }
             return Spun::Done(value);
         }
     }

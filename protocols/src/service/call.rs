@@ -205,7 +205,7 @@ fn ask(
             if deposit.is_none() {
                 scope.note_request(ticket, envelope.protocol, bytes);
             }
-            Asked::Sent(deposit, Pending::new(handle(), ticket, deadline))
+            Asked::Sent(deposit, Pending::new(handle(), ticket, deadline).overlapping())
         }
         Ok(None) => Asked::Failed(Fault::Shutdown.into()),
         Err(error) => Asked::Failed(error),
@@ -225,7 +225,7 @@ fn ask_or_not<F: Face>(
             |scope: &mut Scope<'_>, cookie| Ok(send_or_not(scope, envelope, cookie, payload)?.then_some(()));
         let Some((ticket, ())) = ticketed(scope, envelope, send)? else { return Ok(None) };
         scope.note_request(ticket, envelope.protocol, bytes);
-        Ok(Some(Pending::new(Handle::of(face), ticket, deadline)))
+        Ok(Some(Pending::new(Handle::of(face), ticket, deadline).overlapping()))
     })
 }
 
@@ -249,10 +249,11 @@ impl<F: Face> Call<'_, F> {
                 self.payload = None;
                 Some(Poll::Ready(outcome.map_err(CallError::from)))
             }
-            Some(Begun::Pending(ticket)) => {
+            Some(Begun::Pending(ticket, turn)) => {
                 budget::spend(budget::MESSAGE);
                 self.payload = None;
-                self.state = State::Waiting(None, Pending::new(Handle::of(self.face), ticket, None));
+                let pending = Pending::new(Handle::of(self.face), ticket, None).in_turn(turn);
+                self.state = State::Waiting(None, pending);
                 None
             }
             Some(Begun::Not(())) | None => None,

@@ -27,7 +27,8 @@ impl<F: ContextFace> Bench<F> {
                 }
             }
             figure(batches.microseconds());
-            assert_eq!(window.get_slice(self.peer, 0, 8).await?, round.to_ne_bytes(), "a replay was stale");
+            let seen = self.drive(window.get_slice(self.peer, 0, 8)).await?;
+            assert_eq!(seen, round.to_ne_bytes(), "a replay was stale");
         }
         self.barrier().await
     }

@@ -106,7 +106,7 @@ impl Memory {
         spare.into_iter().for_each(|spare| free(scope, spare));
         let error = match sent {
             Ok(Sent::Done) => {
-                let asked = Pending::new(self.handle.clone(), ticket, None);
+                let asked = Pending::new(self.handle.clone(), ticket, None).overlapping();
                 if let Some(key) = beside {
                     // A message keeps no gate closed. A put of nothing behind it does, until it was handled, and so the message.
                     if let Some(last) = scope.rma(target, key, 0, Rma::Put(Payload::Borrowed(&[])))? {
