@@ -111,7 +111,7 @@ fn what_the_project_asks_for_is_there() {
     };
     all(
         "shm",
-        "am_latency call_latency call_typed_latency am_rate am_rate_awaited am_bandwidth loan_latency put_latency put_rate \
+        "am_latency call_latency call_typed_latency calls_joined am_rate am_rate_awaited am_bandwidth loan_latency put_latency put_rate \
         get_rate put_bandwidth get_bandwidth replay replay_64 puts_awaited puts_awaited_64 puts_joined puts_joined_64 \
         replay_sends replay_sends_64 sends_awaited sends_awaited_64 sends_joined sends_joined_64 multicast many_to_many \
         barrier all_reduce all_to_all broadcast_bandwidth all_reduce_bandwidth strided_put strided_put_or_pack \
@@ -121,7 +121,7 @@ fn what_the_project_asks_for_is_there() {
     );
     all(
         "tcp",
-        "am_latency call_latency am_rate am_bandwidth put_bandwidth get_bandwidth encrypted_am_bandwidth replay replay_64 \
+        "am_latency call_latency calls_joined am_rate am_bandwidth put_bandwidth get_bandwidth encrypted_am_bandwidth replay replay_64 \
         replay_sends_acked replay_sends_acked_64 typed_put_bandwidth fetch_add gups put_signal multicast barrier all_reduce \
         all_to_all idle_cpu loss loss_busy",
     );

@@ -129,6 +129,7 @@ const CROWDS: &[u32] = &[4, 8, 16];
 const OF_ONE_SIZE: &[&str] = &[
     "call_latency",
     "call_typed_latency",
+    "calls_joined",
     "am_rate",
     "am_rate_awaited",
     "put_latency",
@@ -159,6 +160,7 @@ pub const BENCHES: &[Bench] = &[
     against("pingpong_two_lines", 1.35, bench("am_latency", &[8], "us")),
     twice("pingpong_two_lines", 1.5, bench("call_latency", &[8], "us")),
     Bench { limit: Some(Limit::Bare("pingpong_two_lines", 2.0)), ..bench("call_typed_latency", &[8], "us") },
+    instead_of("call_latency", counting(64, plain(bench("calls_joined", &[8], "us")))),
     at_best(25.0, fast("am_rate", &[8], "M/s")),
     at_best(15.0, fast("am_rate_awaited", &[8], "M/s")),
     against("two_copy_pipeline", 0.95, fast("am_bandwidth", &[4 * K, 64 * K, M, 4 * M], "GB/s")),
@@ -224,6 +226,7 @@ pub const BENCHES: &[Bench] = &[
 
     tcp(against("tcp_pingpong", 1.0, bench("am_latency", &[8], "us"))),
     tcp(twice("tcp_pingpong", 1.1, bench("call_latency", &[8], "us"))),
+    tcp(instead_of("call_latency", counting(64, plain(bench("calls_joined", &[8], "us"))))),
     tcp(at_best(4.0, fast("am_rate", &[8], "M/s"))),
     tcp(against("tcp_stream", 0.95, fast("am_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),
     tcp(against("tcp_stream", 0.95, fast("put_bandwidth", &[64 * K, M, 4 * M], "GB/s"))),

@@ -13,8 +13,10 @@ use crate::slot::{Outcome, Ticket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll};
 
-/// Quick waits until one lets others begin to see whether there are any: a turn of a runtime takes as long as several.
+/// Quick waits, at most, until one lets others begin to see whether there are any: a turn of a runtime takes as long as several.
 const QUICK: u32 = 256;
+/// By so many fewer it may be: by another number each time, lest it be the last one of a row again and again.
+const SPREAD: u32 = QUICK / 2;
 /// As many of them is a slow one: it costs less, beside what the wait takes, to see it more often.
 const SLOW: u32 = 32;
 /// So often behind each other nobody else began, until that is what is expected.
@@ -48,11 +50,13 @@ impl Overlap {
         }
         if !long && self.trust.load(Ordering::Relaxed) == 0 {
             let waited = self.waited.load(Ordering::Relaxed).wrapping_add(1);
-            let probes = waited >= QUICK;
-            self.waited.store(if probes { 0 } else { waited }, Ordering::Relaxed);
-            if !probes {
+            if waited < QUICK {
+                self.waited.store(waited, Ordering::Relaxed);
                 return Turn(State::Looks);
             }
+            // The upper bits of a product with the golden ratio, as in Fibonacci hashing.
+            let head_start = (begun.wrapping_mul(0x9e37_79b9) >> 16) % SPREAD;
+            self.waited.store(head_start, Ordering::Relaxed);
         }
         if !alone {
             self.looks.store(true, Ordering::Relaxed);
@@ -237,12 +241,18 @@ mod tests {
     #[test]
     fn one_in_many_lets_others_begin_sooner_where_waits_are_slow() {
         let overlap = Overlap::default();
-        for _ in 0..2 {
+        let (mut quick, mut places) = (0, std::collections::BTreeSet::new());
+        for _ in 0..100 {
             let (waits, begun) = until_one_yields(&overlap);
-            assert_eq!(waits, QUICK - 1);
+            assert!((QUICK - SPREAD..=QUICK).contains(&(waits + 1)), "{waits}");
+            quick += waits + 1;
+            // However many there are in a row, it is not always the same of them.
+            places.insert(quick % 64);
             overlap.end_yield(begun);
         }
+        assert!(places.len() > 30, "{places:?}");
         for slow in [1, 2, QUICK / SLOW - 1] {
+            overlap.waited.store(0, Ordering::Relaxed);
             (0..slow).for_each(|_| overlap.was_slow());
             let (waits, begun) = until_one_yields(&overlap);
             assert_eq!(waits, QUICK - 1 - slow * (SLOW - 1));

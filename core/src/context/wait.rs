@@ -32,8 +32,8 @@ const ADVANCING_WAITS: u32 = 8;
 const STREAM: u32 = 4;
 const FEW: usize = 4;
 const BREATH: u32 = 4;
-/// Looks at the clock of a spin from which on it was slow: a few microseconds.
-const SLOW: u32 = 4;
+/// Rows of looks in vain from which on a spin was slow: a few microseconds.
+const SLOW: u32 = 5;
 /// Looks for something new between two looks at everything else and at the clock.
 pub(super) const LOOKS: u32 = 32;
 
@@ -531,7 +531,7 @@ fn spin_on<R>(
     mut events: usize,
     (mut received, woken): (u64, u32),
 ) -> Spun<R> {
-    let (mut rounds, mut clock_looks) = (0u32, 0u32);
+    let (mut rounds, mut vain) = (0u32, 0u32);
     let (mut until, mut busy) = (None, Busy::default());
     let mut patience = Duration::ZERO;
     loop {
@@ -576,10 +576,10 @@ fn spin_on<R>(
                 Spin::For(limit) => {
                     let come = shared.linger(engine, LOOKS);
                     events = come.unwrap_or(0);
+                    vain += u32::from(events == 0);
                     rounds += if come.is_some() { 1 } else { LOOKS };
                     if events == 0 && rounds >= LOOKS {
                         rounds = 0;
-                        clock_looks += 1;
                         let now = shared.sysdep.now();
                         if now >= *until.get_or_insert(now + limit + patience) {
                             shared.spun.store(true, Ordering::Relaxed);
@@ -593,7 +593,7 @@ fn spin_on<R>(
         }
         if let Some(value) = done(engine) {
             spent(shared, until.is_some() || busy.rounds > 0);
-            if clock_looks >= SLOW {
+            if vain >= SLOW {
                 shared.overlap.was_slow();
             }
             return Spun::Done(value);

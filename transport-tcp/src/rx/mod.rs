@@ -12,7 +12,7 @@ use crate::tx::{AnswerPart, Destination, Tx};
 use buffer::Buffer;
 use bytes::Bytes;
 use fill::Fill;
-use flow::Flow;
+use flow::{Flow, Pace};
 use posthaste_core::descriptor::Info;
 use posthaste_core::device::{Body, Packet, PacketHead, Sink, Verdict};
 use posthaste_core::memory::SharedSlice;
@@ -34,10 +34,9 @@ const PEEK: usize = 256;
 const HOT: usize = 64 << 10;
 /// Payloads from this length on are worth a system call each.
 const LONG: usize = 16 << 10;
-/// How long a connection is left alone that brings a row of long payloads faster than they are sent: about as long as two
-/// of them take to come. Each look on its own costs both sides a good part of what a payload does. So does one that brings
-/// much of a payload.
-const REST: Duration = Duration::from_micros(20);
+/// How long a connection is left alone that has brought a part of a long payload and no more: each look costs both sides a good part
+/// of what a segment does.
+const REST_AMID: Duration = Duration::from_micros(20);
 /// So much of a payload has to be missing for a rest in the midst of it: more than comes meanwhile.
 const AMID: usize = 256 << 10;
 /// Payloads of a row that have to be on their way then, so that nobody waits for word on them meanwhile.
@@ -83,6 +82,7 @@ pub(crate) struct RxLink {
     row: usize,
     /// Long messages one behind the other.
     flow: Flow,
+    pace: Pace,
     /// It is left alone until then.
     rests_until: Option<Instant>,
 }
@@ -125,6 +125,7 @@ impl RxLink {
             long: false,
             row: 0,
             flow: Flow::default(),
+            pace: Pace::default(),
             rests_until: None,
         }
     }
@@ -216,9 +217,14 @@ impl RxLink {
             self.flow.dries();
             self.row = 0;
         }
+        self.pace.come(events);
         let in_row = !self.ready && self.is_in_row(events);
-        if patient && !self.held && (in_row || dry && moved && self.is_amid(index, tx)) {
-            self.rests_until = Some(Instant::now() + REST);
+        if patient && !self.held {
+            if in_row {
+                self.rests_until = Some(self.pace.rest(Instant::now()));
+            } else if dry && moved && self.is_amid(index, tx) {
+                self.rests_until = Some(Instant::now() + REST_AMID);
+            }
         }
         for buffer in [&mut self.plain, &mut self.cipher] {
             if buffer.len() == 0 && buffer.bytes.len() > PEEK && spare.len() < 4 {

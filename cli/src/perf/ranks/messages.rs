@@ -107,6 +107,26 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await
     }
 
+    /// A call of so many that are joined.
+    pub(super) async fn calls_joined(&self) -> Result<()> {
+        let echo =
+            self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
+        let echo = echo.with_face(&self.face);
+        self.barrier().await?;
+        if self.leads() {
+            let (mut batches, mut round) = (self.batches(self.count as u32), 0u64);
+            while batches.go_on() {
+                round += 1;
+                let calls = (0..self.count).map(|_| echo.call_bytes(self.peer, round.to_ne_bytes()));
+                for answer in futures::future::try_join_all(calls).await? {
+                    assert_eq!(answer.as_bytes(), round.to_ne_bytes(), "the echo is not what was sent");
+                }
+            }
+            figure(batches.microseconds());
+        }
+        self.barrier().await
+    }
+
     /// The same as most programs would have it: values instead of bytes, and a task that answers.
     pub(super) async fn call_typed_latency(&self) -> Result<()> {
         let echo = self.job.service("echo", |number: u64| async move { number })?;

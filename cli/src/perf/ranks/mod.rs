@@ -171,6 +171,7 @@ impl<F: ContextFace> Bench<F> {
             "am_latency" => self.am_latency_of_bytes().await,
             "call_latency" => self.call_latency().await,
             "call_typed_latency" => self.call_typed_latency().await,
+            "calls_joined" => self.calls_joined().await,
             "am_rate" => self.am_rate(false).await,
             "am_rate_awaited" => self.am_rate(true).await,
             "am_bandwidth" => self.am_bandwidth(false).await,
