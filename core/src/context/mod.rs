@@ -93,7 +93,9 @@ pub struct Shared {
     /// An owned context has the token for good; its futures do the driver's work.
     owned: AtomicBool,
     /// Tasks of the owner that sleep; the driver wakes them when the bell rings.
-    parking: std::sync::Arc<parking::Parking>,
+    parking: parking::Parking,
+    /// What drives of the owner were woken by, for the next.
+    spare: Mutex<Vec<std::sync::Arc<drive::Driven>>>,
     /// The bell rang: whoever rang has disarmed it, and the engine has yet to be told.
     rung: AtomicBool,
     /// Tasks wait on memory, or did a moment ago.
@@ -182,6 +184,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             owned: AtomicBool::new(false),
             parking: parking::Parking::new(),
+            spare: Mutex::default(),
             rung: AtomicBool::new(false),
             watching: AtomicBool::new(false),
             waits: AtomicU32::new(0),

@@ -8,7 +8,7 @@
 
 use super::rest::Rest;
 use super::wait::poll_ticket;
-use super::{Face, Handle, Shared};
+use super::{Face, Handle};
 use crate::slot::{Outcome, Ticket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll};
@@ -34,8 +34,6 @@ pub(super) struct Overlap {
     waited: AtomicU32,
     /// Somebody will look who has let others begin.
     looks: AtomicBool,
-    /// Others have left the looking to that one.
-    left: AtomicBool,
 }
 
 impl Overlap {
@@ -45,7 +43,6 @@ impl Overlap {
         let begun = self.begun.load(Ordering::Relaxed).wrapping_add(1);
         self.begun.store(begun, Ordering::Relaxed);
         if !alone && self.looks.load(Ordering::Relaxed) {
-            self.left.store(true, Ordering::Relaxed);
             return Turn(State::Leaves);
         }
         if !long && self.trust.load(Ordering::Relaxed) == 0 {
@@ -73,16 +70,7 @@ impl Overlap {
         self.trust.store(if is_lonely { trust.saturating_sub(1) } else { LONELY }, Ordering::Relaxed);
     }
 
-    /// Whoever looked ceases to: whether others have left it to that one, and may still wait.
-    fn is_left(&self) -> bool {
-        let left = self.left.load(Ordering::Relaxed);
-        if left {
-            self.left.store(false, Ordering::Relaxed);
-        }
-        left
-    }
-
-    /// A wait was slow.
+    /// A wait, of whatever kind, was slow.
     #[inline]
     pub fn was_slow(&self) {
         let waited = self.waited.load(Ordering::Relaxed).saturating_add(SLOW - 1);
@@ -165,16 +153,10 @@ impl Turn {
         }
         let polled = poll_ticket(face, cx, ticket);
         if polled.is_ready() {
-            self.hand_over(face.shared());
+            // Others may have left it to this one, and the driver rests as long as somebody looks.
+            face.shared().hand_over(Rest::UntilIdle);
         }
         polled
-    }
-
-    /// It has looked, or would have, and does so no more. The driver may rest as long as somebody does.
-    fn hand_over(&self, shared: &Shared) {
-        if shared.overlap.is_left() {
-            shared.hand_over(Rest::UntilIdle);
-        }
     }
 
     /// Has the waker called when the operation ends, and is polled again before if that is its turn.
@@ -189,6 +171,7 @@ impl Turn {
                 return Poll::Pending;
             }
             shared.overlap.nobody_looks();
+            shared.hand_over(Rest::UntilIdle);
         }
         self.0 = State::Looks;
         polled
@@ -196,15 +179,15 @@ impl Turn {
 }
 
 impl Handle {
-    /// The future of an operation is dropped: if others have left the looking to it, the driver does that.
+    /// The future of an operation is dropped, or waits no more: if others have left the looking to it, the driver does that.
     #[inline]
     pub fn end_turn(&self, turn: &Turn) {
         match turn.0 {
             State::Yields(_) | State::Yielded(_) => {
                 self.shared.overlap.nobody_looks();
-                turn.hand_over(&self.shared);
+                self.shared.hand_over(Rest::UntilIdle);
             }
-            State::Serves => turn.hand_over(&self.shared),
+            State::Serves => self.shared.hand_over(Rest::UntilIdle),
             State::First { .. } | State::Leaves | State::Looks => {}
         }
     }
@@ -272,7 +255,6 @@ mod tests {
             overlap.end_yield(begun);
         }
         assert!(looks(&overlap.begin(false, false)));
-        assert!(overlap.is_left() && !overlap.is_left(), "told once");
         // A single one that is not alone renews it.
         let (_, begun) = until_one_yields(&overlap);
         overlap.begin(false, false);

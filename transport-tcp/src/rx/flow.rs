@@ -59,6 +59,11 @@ impl Pace {
         self.came = self.came.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
+    /// Nothing comes for now.
+    pub fn pause(&mut self) {
+        (self.last, self.came) = (None, 0);
+    }
+
     /// Until when to rest.
     pub fn rest(&mut self, now: Instant) -> Instant {
         let came = std::mem::take(&mut self.came).max(1);

@@ -215,9 +215,12 @@ impl RxLink {
         };
         if rested && !moved {
             self.flow.dries();
+            self.pace.pause();
             self.row = 0;
         }
-        self.pace.come(events);
+        if self.long {
+            self.pace.come(events);
+        }
         let in_row = !self.ready && self.is_in_row(events);
         if patient && !self.held {
             if in_row {
