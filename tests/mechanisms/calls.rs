@@ -352,7 +352,8 @@ fn operations_that_are_joined_are_under_way_together() {
                 continue;
             }
             let (under_way, most) = (Cell::new(0), Cell::new(0));
-            for round in 0..ROUNDS {
+            // One side alone: what the other asks for would have waits end early.
+            for round in 0..if job.rank() == Rank(0) { ROUNDS } else { 0 } {
                 let (echo, twice, window) = (&echo, &twice, &window);
                 let joined = (0..JOINED).map(|number| async move {
                     let word = (round * JOINED + number) as u64;
@@ -377,7 +378,11 @@ fn operations_that_are_joined_are_under_way_together() {
                 // One awaited alone before and behind them.
                 assert_eq!(twice.call(peer, 1).await, Ok(2));
             }
-            assert!(most.get() > JOINED / 2, "{} of kind {kind} at once", most.get());
+            assert!(
+                job.rank() != Rank(0) || most.get() > JOINED / 2,
+                "{} of kind {kind} at once",
+                most.get()
+            );
             job.barrier().await.unwrap();
         }
     });
