@@ -87,12 +87,17 @@ impl<F: ContextFace> Bench<F> {
         self.barrier().await
     }
 
-    /// The full round trip of a request and its reply.
-    pub(super) async fn call_latency(&self) -> Result<()> {
+    /// A service that answers the bytes it is asked with, once all ranks have it.
+    async fn echo(&self) -> Result<Service<Bytes, Bytes, &F>> {
         let echo =
             self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
-        let echo = echo.with_face(&self.face);
         self.barrier().await?;
+        Ok(echo.with_face(&self.face))
+    }
+
+    /// The full round trip of a request and its reply.
+    pub(super) async fn call_latency(&self) -> Result<()> {
+        let echo = self.echo().await?;
         if self.leads() {
             let (mut batches, mut round) = (self.batches(1000), 0u64);
             while batches.go_on() {
@@ -109,10 +114,7 @@ impl<F: ContextFace> Bench<F> {
 
     /// A call of so many that are joined.
     pub(super) async fn calls_joined(&self) -> Result<()> {
-        let echo =
-            self.job.service_inline("echo", |m: Message, _: &mut Scope| Ok(Buffer::copy(&m.bytes())))?;
-        let echo = echo.with_face(&self.face);
-        self.barrier().await?;
+        let echo = self.echo().await?;
         if self.leads() {
             let (mut batches, mut round) = (self.batches(self.count as u32), 0u64);
             while batches.go_on() {

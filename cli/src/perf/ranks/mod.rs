@@ -18,8 +18,8 @@ use patterns::Sends;
 use posthaste::components::core::{Face as ContextFace, context};
 use posthaste::datatype::Thresholds;
 use posthaste::{
-    ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, ServiceOptions,
-    TrySendError,
+    ActiveMessage, Buffer, Bytes, ContextId, Counter, Job, Message, Rank, Result, Scope, Service,
+    ServiceOptions, TrySendError,
 };
 use std::time::{Duration, Instant};
 
