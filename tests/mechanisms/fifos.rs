@@ -33,6 +33,7 @@ fn m_d30_a_long_message_of_one_fifo_does_not_delay_the_short_ones_of_another() {
             // A short one through each of two other ways, behind a long one.
             let both = async {
                 tokio::join!(
+                    biased;
                     bulk.send(&say, Rank(1), long.clone()),
                     urgent.send(&say, Rank(1), [1; 10]),
                     say.send(Rank(1), [1; 20]),
@@ -43,7 +44,7 @@ fn m_d30_a_long_message_of_one_fifo_does_not_delay_the_short_ones_of_another() {
             soon("the drain", bulk.drain()).await.unwrap();
             job.barrier().await.unwrap();
             // In one order, it does.
-            let both = async { tokio::join!(say.send(Rank(1), long), say.send(Rank(1), [1; 20])) };
+            let both = async { tokio::join!(biased; say.send(Rank(1), long), say.send(Rank(1), [1; 20])) };
             let (first, second) = soon("the messages", both).await;
             assert!(first.is_ok() && second.is_ok());
         } else {
@@ -84,7 +85,7 @@ fn m_d30_priority_is_served_first_and_the_flags_say_what_they_are_to() {
                 let one = |_| posthaste::Fifo::send_with_info(fifo, &say, me, info, vec![0; 2_000]);
                 join_all((0..count).map(one).collect::<Vec<_>>())
             };
-            tokio::join!(many(&fifo, b"a", 40), many(&urgent, b"u", 10))
+            tokio::join!(biased; many(&fifo, b"a", 40), many(&urgent, b"u", 10))
         };
         let flags = async {
             // The sends were polled before this: 2 slots each; what has no place waits for one.
@@ -99,7 +100,7 @@ fn m_d30_priority_is_served_first_and_the_flags_say_what_they_are_to() {
             urgent.set_enabled(true).await.unwrap();
             soon("the threshold", fifo.crossed()).await.unwrap();
         };
-        let ((usual, urgents), ()) = soon("all", async { tokio::join!(sends, flags) }).await;
+        let ((usual, urgents), ()) = soon("all", async { tokio::join!(biased; sends, flags) }).await;
         assert!(usual.into_iter().chain(urgents).all(|sent| sent.is_ok()));
         soon("the messages", arrived.reach(50)).await;
         let order = order.lock().unwrap().clone();

@@ -132,7 +132,7 @@ fn m_d12_memory_that_its_owner_has_already_is_a_region_too() {
         let bytes = payload(7, 70_000);
         let first = remote.put_slice(30_001, &bytes[..40_000]);
         let rest = remote.put_bytes(70_001, Bytes::copy_from_slice(&bytes[40_000..]));
-        let (first, rest, got) = tokio::join!(first, rest, remote.get_into(30_001, vec![0; 70_000]));
+        let (first, rest, got) = tokio::join!(biased; first, rest, remote.get_into(30_001, vec![0; 70_000]));
         first.and(rest).unwrap();
         assert_eq!(got.unwrap(), bytes);
         // Words: additions of both ranks to each of both, while the owners add, too.

@@ -361,7 +361,8 @@ fn m_w04_no_put_passes_a_long_one_between_layouts() {
                     let long = window.put_typed(to, &to_layout, &values, &from);
                     let [end, middle] = [last, last / 2].map(|at| window.put(to, at, 10 + round));
                     let start = window.put_slice(to, 0, &start);
-                    let (long, end, middle, start) = tokio::join!(long, end, middle, start);
+                    // The order in which they are polled is that of the program.
+                    let (long, end, middle, start) = tokio::join!(biased; long, end, middle, start);
                     long.unwrap();
                     end.and(middle).and(start).unwrap();
                     for (at, value) in
@@ -369,7 +370,8 @@ fn m_w04_no_put_passes_a_long_one_between_layouts() {
                     {
                         assert_eq!(window.get(to, at).await.unwrap(), value, "{at}");
                     }
-                    // One that nobody waits for goes on, and keeps its place.
+                    // One that nobody waits for goes on, and keeps its place. In a turn with a whole budget, lest it not begin.
+                    tokio::task::yield_now().await;
                     let values = vec![1000 + round; COUNT];
                     let mut dropped = Box::pin(window.put_typed(to, &to_layout, &values, &from));
                     assert!(!matches!(futures::poll!(dropped.as_mut()), std::task::Poll::Ready(Err(_))));
@@ -410,7 +412,8 @@ fn m_w04_nothing_that_changes_memory_passes_a_long_get() {
                     let add = window.fetch_add(to, COUNT - 20, 1);
                     let updates = (0..3).map(|at| (to, COUNT - 30 + at, round));
                     let each = window.update_each(WordUpdate::Replace, updates);
-                    let (old, short, long, put, add, each) = tokio::join!(old, short, long, put, add, each);
+                    let (old, short, long, put, add, each) =
+                        tokio::join!(biased; old, short, long, put, add, each);
                     short.and(long).unwrap();
                     put.and(each).unwrap();
                     assert_eq!(add.unwrap(), round - 1);
@@ -524,7 +527,7 @@ fn m_w04_a_put_between_layouts_waits_for_no_message_that_is_held() {
                 register().send(to, "held").await.unwrap();
                 let (to_layout, from) = (Layout::new(&pair, 1), Layout::new(&element, 2));
                 let typed = window.put_typed(to, &to_layout, &[1u64, 1], &from);
-                let (typed, plain) = tokio::join!(typed, window.put(to, 0, 2));
+                let (typed, plain) = tokio::join!(biased; typed, window.put(to, 0, 2));
                 typed.and(plain.map_err(Into::into)).unwrap();
                 window.put(to, 3, 1).await.unwrap();
             } else {
