@@ -25,6 +25,8 @@ mod job;
 mod join;
 pub mod launcher;
 mod place;
+#[cfg(test)]
+mod tests;
 
 pub use bytes::Bytes;
 pub use error::{Error, JoinError, Result};

@@ -36,8 +36,12 @@ async fn jobs_one_after_another_leave_no_descriptor_open() {
         drop(window);
         // The driver ends at its next turn.
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        let now = open();
-        assert_eq!(now, *first.get_or_insert(now), "descriptors stay open");
+        let most = *first.get_or_insert_with(open);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while open() > most && std::time::Instant::now() < end {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert!(open() <= most, "descriptors stay open");
     }
     // Mappings are kept (V05): whoever has a slice of one may use it for as long as the process lives.
     assert!(mapped() <= 10 * 2, "{} mappings", mapped());

@@ -26,7 +26,7 @@ use crate::frame::{FRAME_BYTES, Frame, Kind, PARCEL, Why, join_proof, welcome_pr
 use crate::key::{JobId, JobKey, fill_random};
 
 /// How long a client has, from its connection to its last parcel.
-const DEADLINE: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(5);
 /// How long others are waited for whose descriptors are on their way.
 const CROWDED: Duration = Duration::from_secs(1);
 /// How many clients that have proved nothing may be connected.

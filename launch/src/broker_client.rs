@@ -22,6 +22,8 @@ use crate::key::fill_random;
 
 /// How long to try in all.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Whoever has stood still for so long may have been turned away for that, and comes again.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// Joins as the rank that the environment names, over the launcher's broker.
 ///
@@ -41,8 +43,15 @@ pub fn fetch_from_broker(env: &JobEnv) -> Result<InheritedFds, BrokerError> {
     let until = Instant::now() + PATIENCE;
     let mut pause = Duration::from_millis(5);
     loop {
-        match fetch_once(env, name, until) {
-            Err(BrokerError::Busy) if Instant::now() + pause < until => {
+        let began = Instant::now();
+        let fetched = fetch_once(env, name, until);
+        let again = match &fetched {
+            Err(BrokerError::Busy) => true,
+            Err(BrokerError::Protocol(_)) => began.elapsed() >= SLOW,
+            _ => false,
+        };
+        match fetched {
+            Err(_) if again && Instant::now() + pause < until => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(200));
             }

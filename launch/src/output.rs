@@ -178,26 +178,34 @@ impl Readers {
         let (end, mut active) = (Instant::now(), lock(&self.active));
         let before: Vec<(u64, u64)> =
             active.readers.iter().map(|reader| (reader.number, reader.read)).collect();
-        // Since when a reader has been through with what ranks have written. Who goes on writing is none of them.
-        let mut through: Vec<(u64, Instant)> = Vec::new();
-        let of = |list: &[(u64, Instant)], reader: &Reader| {
-            list.iter().find(|(number, _)| *number == reader.number).map(|(_, since)| *since)
+        // For how many looks a reader has been through with what ranks have written; who goes on writing is none of them. Looks,
+        // and not time: where this process gets no core, its readers get none, either.
+        let patience = most.as_nanos().div_ceil(LOOK.as_nanos()) as u64;
+        let mut through: Vec<(u64, u64)> = Vec::new();
+        let of = |list: &[(u64, u64)], reader: &Reader| {
+            list.iter().find(|(number, _)| *number == reader.number).map(|(_, looks)| *looks)
         };
-        let mut until = None;
+        let (mut until, mut has_waited) = (None, false);
         while !active.readers.is_empty() {
             match hurry() {
                 Hurry::None => {}
                 Hurry::Some if *until.get_or_insert_with(|| Instant::now() + most) > Instant::now() => {}
                 Hurry::Some | Hurry::Great => return,
             }
+            let is_through = |number| {
+                active.readers.iter().any(|reader| reader.number == number && reader.is_through(end))
+            };
+            // Who goes on reading after all was only kept from it.
+            through.retain(|(number, _)| is_through(*number));
             for reader in active.readers.iter().filter(|reader| reader.is_through(end)) {
-                if of(&through, reader).is_none() {
-                    through.push((reader.number, Instant::now()));
+                match through.iter_mut().find(|(number, _)| *number == reader.number) {
+                    Some((_, looks)) => *looks += u64::from(has_waited),
+                    None => through.push((reader.number, 0)),
                 }
             }
             let left_behind = |reader: &Reader| {
                 let before = before.iter().find(|(number, _)| *number == reader.number);
-                of(&through, reader).is_some_and(|since| since.elapsed() >= most)
+                of(&through, reader).is_some_and(|looks| looks >= patience)
                     || reader.read - before.map_or(0, |(_, read)| *read) > MOST_IN_A_PIPE
             };
             if active.readers.iter().all(left_behind) {
@@ -206,8 +214,8 @@ impl Readers {
                 );
                 return;
             }
-            let Ok((next, _)) = self.ended.wait_timeout(active, LOOK) else { return };
-            active = next;
+            let Ok((next, waited)) = self.ended.wait_timeout(active, LOOK) else { return };
+            (active, has_waited) = (next, waited.timed_out());
         }
     }
 

@@ -229,15 +229,23 @@ fn the_slow_lose_their_place() {
     let job = job(2);
     let env = env(&job, 1);
     let name = env.broker.as_deref().unwrap();
-    let began = Instant::now();
-    let slow: Vec<OwnedFd> = (0..16).map(|_| stranger(name)).collect();
-    assert!(slow.iter().all(|socket| hears(socket).len() == 96));
-    // The seventeenth is told that there is no place.
-    let refusal = hears(&stranger(name));
+    // Where this process gets no core for so long, the first are gone when the last one comes.
+    let (began, slow, refusal) = (0..5)
+        .find_map(|_| {
+            let began = Instant::now();
+            let slow: Vec<OwnedFd> = (0..16).map(|_| stranger(name)).collect();
+            let are_asked = slow.iter().all(|socket| hears(socket).len() == 96);
+            // The seventeenth is told that there is no place.
+            let refusal = hears(&stranger(name));
+            let in_time = began.elapsed() < Duration::from_millis(4500);
+            assert!(are_asked || !in_time);
+            in_time.then_some((began, slow, refusal))
+        })
+        .expect("this process is let run now and then");
     assert_eq!((refusal[8], refusal[9]), (5, 1));
     // A genuine rank tries again until the slow are gone.
     fetch_from_broker(&env).unwrap();
-    assert!(began.elapsed() >= Duration::from_millis(1900));
+    assert!(began.elapsed() >= Duration::from_millis(4900));
     assert!(slow.iter().all(|socket| hears(socket).is_empty()));
 }
 

@@ -269,7 +269,8 @@ fn a_process_manager_that_has_ended_is_told() {
     assert!(matches!(error, ForeignError::Meeting(MeetingError::Refused { .. })), "{error}");
     assert!(error.to_string().contains("closed the connection instead of answering init"), "{error}");
 
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (_kept, nowhere) = common::meeting::nowhere();
+    let free = nowhere.port();
     let error = join_port(free, LONG).map(drop).unwrap_err();
     assert!(error.to_string().contains(&format!("127.0.0.1:{free}")), "{error}");
 }

@@ -102,19 +102,22 @@ fn rank(dir: &Path) {
 }
 
 /// What a job did whose ranks run a script on two hosts; a head that finds a test's mistake is not this process.
+/// Enough for whoever is asked to end to get a core.
+const LONG: Duration = Duration::from_secs(5);
+
 fn run(script: &str, ranks: u32) -> JobOutcome {
-    run_behind(":", script, ranks)
+    run_behind(":", script, ranks, LONG)
 }
 
 /// The same, where each rank does something before the others can know that it runs.
-fn run_behind(first: &str, script: &str, ranks: u32) -> JobOutcome {
+fn run_behind(first: &str, script: &str, ranks: u32, grace: Duration) -> JobOutcome {
     let job = || {
         let dir = tempfile::tempdir().unwrap();
         // Whoever has to wait for the others to run calls `all`.
         let here = dir.path().display();
         let all = format!("all() {{ until [ $(ls {here} | grep -c ^r) = {ranks} ]; do sleep 0.02; done; }}");
         let script = format!("HERE={here}; {first}; touch {here}/r$POSTHASTE_RANK; {all}; {script}");
-        shell(&script).ranks(ranks).grace(Duration::from_millis(300)).run_on(&hosts(dir.path(), TWO)).unwrap()
+        shell(&script).ranks(ranks).grace(grace).run_on(&hosts(dir.path(), TWO)).unwrap()
     };
     // A host that is ended before it has said that its ranks run, however long ago they began, tells that they never did.
     let mut outcome = job();
@@ -204,6 +207,7 @@ fn a_failure_anywhere_ends_the_job_everywhere() {
         "trap '' TERM",
         "[ $POSTHASTE_RANK = 1 ] && { all; sleep 0.5; kill -11 $$; }; while :; do sleep 0.1; done",
         4,
+        Duration::from_millis(300),
     );
     assert_eq!((outcome.exit_code(), outcome.ranks[3]), (139, RankEnd::Signal(9)));
     // Or the others go on.
@@ -347,8 +351,9 @@ fn a_rank_that_fails_when_all_others_have_ended_has_ended_none() {
     let outcome = run_behind(
         "echo $$ > $HERE/p$POSTHASTE_RANK",
         "all; [ $POSTHASTE_RANK = 3 ] || exit 0
-         for rank in 0 1 2; do while kill -0 $(cat $HERE/p$rank) 2>/dev/null; do sleep 0.02; done; done; sleep 2; exit 3",
+         for rank in 0 1 2; do while kill -0 $(cat $HERE/p$rank) 2>/dev/null; do sleep 0.02; done; done; sleep 5; exit 3",
         4,
+        LONG,
     );
     assert_eq!((outcome.exit_code(), outcome.ended_early), (3, false), "{outcome}");
 }

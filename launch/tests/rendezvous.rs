@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use common::cut::Cut;
-use common::meeting::{SILENCE, key, meet, ranks, serve, within};
+use common::meeting::{SILENCE, key, meet, nowhere, ranks, serve, within};
 use common::{assigned, process_of, watchdog};
 use posthaste_launch::{JobId, Meeting, MeetingError, Rendezvous};
 
@@ -99,7 +99,8 @@ fn whoever_serves_may_start_later_and_has_a_name() {
 #[test]
 fn nobody_serves_until_the_deadline() {
     let _dog = watchdog();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (_kept, place) = nowhere();
+    let port = place.port();
     let began = Instant::now();
     let error = meet(&format!("127.0.0.1:{port}"), 0, 2, &key(7), 300).unwrap_err();
     assert!(began.elapsed() >= Duration::from_millis(300));

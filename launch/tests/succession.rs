@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::cut::Cut;
-use common::meeting::{key, meet, news, serve, within};
+use common::meeting::{key, meet, news, nowhere, serve, within};
 use common::{eventually, watchdog};
 use posthaste_launch::{
     Bulletin, Duty, Meeting, MeetingError, Notice, Rendezvous, RendezvousClient, Succession, Whereabout,
@@ -283,7 +283,7 @@ fn a_server_that_is_cut_off_is_succeeded_and_deaths_meanwhile_are_told() {
     });
     // Rank 4 will have ended, and 5 will be busy.
     let busy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ended = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_kept, ended) = nowhere();
     let listening: Whereabouts = Arc::new(move |rank| match rank {
         4 => Whereabout::Listens(vec![ended]),
         _ => Whereabout::Listens(busy.local_addr().into_iter().collect()),

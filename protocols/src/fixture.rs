@@ -1,6 +1,7 @@
 //! What the unit tests here stand on: a client without others, and a waker that counts.
 
 use bytes::Bytes;
+use posthaste_core::budget;
 use posthaste_core::context::Face;
 use posthaste_core::device::Body;
 use posthaste_core::engine::EngineConfig;
@@ -11,7 +12,7 @@ use posthaste_core::sysdep::Personality;
 use posthaste_core::{Client, ClientId, Endpoint, Fault, JobShape, LinuxSysdep, Messager, ProtocolId, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Wake;
+use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 #[derive(Default)]
@@ -64,4 +65,17 @@ pub(crate) fn hears(
         scope.fault_of(source.rank)
     });
     heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+}
+
+/// In a task that has used up its turn.
+pub(crate) fn without_a_turn(f: impl FnOnce(&mut Context<'_>)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let mut f = Some(f);
+    runtime.block_on(std::future::poll_fn(|cx| {
+        while budget::proceed(cx).is_ready() {
+            budget::spend(budget::UNIT);
+        }
+        f.take().expect("polled once")(cx);
+        Poll::Ready(())
+    }));
 }

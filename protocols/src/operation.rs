@@ -79,20 +79,22 @@ impl Pending {
             self.ticket = None;
             return Poll::Ready(outcome);
         }
-        if self.deadline.is_some_and(|at| self.handle.now_ms() >= at) {
-            return Poll::Ready(Err(Fault::DeadlineExceeded));
-        }
-        if self.handle.is_closed() && !self.handle.slots().is_done(ticket) {
-            // The engine ends everything when it closes; this covers what was started while it did.
-            return match self.handle.slots().take(ticket) {
-                Some(outcome) => {
-                    self.ticket = None;
-                    Poll::Ready(outcome)
-                }
-                None => Poll::Ready(Err(Fault::Shutdown)),
-            };
+        let is_late = self.deadline.is_some_and(|at| self.handle.now_ms() >= at);
+        // The engine ends everything when it closes; the latter covers what was started while it did.
+        if is_late || self.handle.is_closed() {
+            let never = if is_late { Fault::DeadlineExceeded } else { Fault::Shutdown };
+            // It may have ended, and nobody has looked because the task has used up its turn.
+            return Poll::Ready(self.take_outcome().unwrap_or(Err(never)));
         }
         Poll::Pending
+    }
+
+    /// Its outcome, if it has ended; it is spent then. Whoever asks need not have its turn.
+    pub fn take_outcome(&mut self) -> Option<Outcome> {
+        let outcome = self.handle.slots().take(self.ticket?)?;
+        self.ticket = None;
+        self.handle.end_turn(&self.turn);
+        Some(outcome)
     }
 }
 
@@ -108,7 +110,7 @@ impl Drop for Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{Wakes, first_of};
+    use crate::fixture::{Wakes, first_of, without_a_turn};
     use posthaste_core::{Messager, Value};
     use std::sync::Arc;
     use std::task::Waker;
@@ -155,6 +157,56 @@ mod tests {
         let before = wakes.count();
         let _ = handle.enter(|engine| engine.expire(soon + 1));
         assert_eq!(wakes.count(), before + 1);
+    }
+
+    fn complete(handle: &Handle, ticket: Ticket) {
+        let ended = handle.enter(|engine| engine.scope().complete(ticket, Ok(Value::Unit)));
+        assert!(matches!(ended, Ok(true)));
+    }
+
+    /// Whoever looks late, and has used up its turn with what it found before, is told how it has ended all the same.
+    #[test]
+    fn what_has_ended_is_not_told_to_be_late() {
+        let client = first_of(1, 1);
+        let handle = &client.contexts()[0];
+        let at = handle.deadline_after(Duration::from_millis(5));
+        let [mut ended, mut given_up, mut late] =
+            [0; 3].map(|_| Pending::new(handle.clone(), begin(handle), Some(at)));
+        [&ended, &given_up].iter().for_each(|pending| complete(handle, pending.ticket.expect("begun")));
+        std::thread::sleep(Duration::from_millis(20));
+        without_a_turn(|cx| {
+            assert!(matches!(ended.poll(handle, cx), Poll::Ready(Ok(Value::Unit))));
+            assert!(
+                matches!(given_up.take_outcome(), Some(Ok(Value::Unit))),
+                "whether or not there is a turn"
+            );
+            assert!(given_up.take_outcome().is_none() && late.take_outcome().is_none());
+            assert!(matches!(late.poll(handle, cx), Poll::Ready(Err(Fault::DeadlineExceeded))));
+        });
+    }
+
+    /// Who has looked, and was told that others want their turn, does not look again before they had it.
+    #[test]
+    fn whoever_has_looked_steps_aside_for_what_has_come_in() {
+        use posthaste_core::context::{Begun, begin as begin_and_look};
+        let client = first_of(1, 1);
+        let handle = &client.contexts()[0];
+        let begun = begin_and_look(handle, |scope| {
+            // Work for whoever is at the context, which nobody does during a look.
+            handle.post_run(|_| {});
+            scope.operation(None)
+        });
+        let Some(Begun::Pending(ticket, turn)) = begun else { panic!("{begun:?}") };
+        let mut pending = Pending::new(handle.clone(), ticket, None).in_turn(turn);
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(wakes.clone());
+        let cx = &mut Context::from_waker(&waker);
+        assert!(pending.poll(handle, cx).is_pending());
+        assert_eq!(wakes.count(), 1, "it asks to be polled again");
+        assert!(pending.poll(handle, cx).is_pending());
+        assert_eq!(wakes.count(), 1, "it has looked, and in vain");
+        complete(handle, ticket);
+        assert!(pending.poll(handle, cx).is_ready());
     }
 
     #[test]

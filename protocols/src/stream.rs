@@ -299,14 +299,18 @@ where
                 state.running += 1;
                 next
             };
-            let (handler, state, contexts, name) =
-                (self.handler.clone(), self.state.clone(), self.contexts.clone(), self.name.clone());
+            let (state, contexts, name) = (self.state.clone(), self.contexts.clone(), self.name.clone());
             let running = move |(message, credit, context): Waiting| {
                 let (contexts, state) = (contexts.clone(), state.clone());
                 (message, Running { contexts, context, credit, state, counts: true })
             };
             // It counts from here on: of a runtime that has ended, the task is dropped before it begins.
             let first = running(next);
+            // The user's, as much as the handler is.
+            let Ok(handler) = std::panic::catch_unwind(AssertUnwindSafe(|| self.handler.clone())) else {
+                tracing::error!(name = self.name, "a spawned message handler panicked when it was cloned");
+                continue;
+            };
             self.runtime.spawn(async move {
                 let mut next = Some(first);
                 while let Some((message, its)) = next {

@@ -445,6 +445,7 @@ fn fault_persistent_collectives_that_are_made_at_once_are_told_apart() {
             // They are called in one order everywhere.
             let made = async {
                 tokio::join!(
+                    biased;
                     make.all_reduce::<u64>(&world, 30_000, &sums),
                     make.barrier(&world),
                     make.all_to_all::<u64>(&world, 1),

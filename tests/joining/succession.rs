@@ -293,7 +293,7 @@ fn revenants(test: &str, early: bool) {
     until("all are there", &|| ranks.iter().all(|rank| rank.has_said("is there")));
     until("three stand by", &|| said().matches("stands by to serve the news rank=").count() >= 3);
     // And know of each other.
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_secs(2));
     let survivors = |ranks: &[Watched], signal| {
         for rank in &ranks[1..4] {
             let pid = rustix::process::Pid::from_child(&rank.child);

@@ -155,7 +155,7 @@ fn m_d30_patterns_go_through_a_fifo_and_a_window_is_freed_behind_them() {
                 };
                 tokio::join!(freeing, enable).0
             };
-            let (replayed, freed) = soon("freeing", async { tokio::join!(replay, free) }).await;
+            let (replayed, freed) = soon("freeing", async { tokio::join!(biased; replay, free) }).await;
             assert_eq!((replayed, freed.is_ok()), (Ok(()), true));
             soon("the last message", arrived.reach(3 * (round + 1) + 1 + round)).await;
             job.barrier().await.unwrap();
@@ -341,7 +341,7 @@ fn m_d30_a_receiver_gets_what_has_priority_first_and_of_others_a_quantum_at_a_ti
                     fifo.set_enabled(true).await.unwrap();
                 }
             };
-            let (sent, ()) = soon("all", async { tokio::join!(sends, enable) }).await;
+            let (sent, ()) = soon("all", async { tokio::join!(biased; sends, enable) }).await;
             assert!(sent.into_iter().all(|sent| sent.is_ok()));
             job.barrier().await.unwrap();
         }

@@ -194,7 +194,8 @@ fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
         if job.rank() == Rank(1) {
             soon("the first loan", arrived.reach(1)).await;
             job.barrier().await.unwrap();
-            // Nothing is taken meanwhile: the thread is here.
+            // From here on nothing is taken: the thread is here.
+            word.put(Rank(0), 0, 1).await.unwrap();
             let end = std::time::Instant::now() + std::time::Duration::from_secs(40);
             while word.load(0) == Some(0) && std::time::Instant::now() < end {
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -205,6 +206,7 @@ fn m_v03_loans_that_take_all_memory_are_sent_without_more() {
             assert_eq!(job.stats().panics, 0);
         } else {
             job.barrier().await.unwrap();
+            soon("the other's thread", word.wait_until(0, |word| word == 1)).await.unwrap();
             let all: Vec<_> = std::iter::from_fn(|| message.loan(LEN)).collect();
             // As many as may be with one receiver.
             let mut sent = 0;

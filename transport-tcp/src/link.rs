@@ -7,8 +7,8 @@ use crate::tx::Answering;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Outcome;
-use posthaste_core::{Endpoint, Fault, Rank, Ticket, Value};
-use std::collections::VecDeque;
+use posthaste_core::{Endpoint, Fault, Ticket, Value};
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub(crate) struct Marker {
 /// A get that is not answered.
 pub(crate) struct Get {
     pub ticket: Option<Ticket>,
+    /// What fails if it does.
+    pub owner: Option<Ticket>,
     pub len: u64,
     pub received: u64,
     /// The target has not got some of the memory.
@@ -70,6 +72,7 @@ pub(crate) enum Job {
         len: u64,
         offset: u64,
         ticket: u64,
+        owner: Option<Ticket>,
     },
     /// `waits`: the window was full, and nothing is asked for until half of it is free, so that what is asked for goes in
     /// few frames: to ask anew for each part that comes costs both sides much of what the part does.
@@ -122,8 +125,12 @@ pub(crate) struct TxLink {
     pub wanted: bool,
     pub puts: u64,
     pub puts_done: u64,
-    /// Puts of memory that the peer has not got: the first one, and the one behind the last. Ascending.
-    pub lost: VecDeque<(u64, u64)>,
+    /// Whose puts are not done: the first of them, and the one behind the last. Ascending.
+    pub owners: VecDeque<(u64, u64, Ticket)>,
+    /// The one behind the last put that the peer had no memory for.
+    pub lost: u64,
+    /// Operations of which a part has failed, by their tickets as words; they are told when all of it has ended.
+    pub failed: HashSet<u64>,
     pub gets_answered: u64,
     pub gets_asked: u64,
     pub markers: VecDeque<Marker>,
@@ -172,7 +179,9 @@ impl TxLink {
             wanted: false,
             puts: 0,
             puts_done: 0,
-            lost: VecDeque::new(),
+            owners: VecDeque::new(),
+            lost: 0,
+            failed: HashSet::new(),
             gets_answered: 0,
             gets_asked: 0,
             markers: VecDeque::new(),
@@ -341,18 +350,39 @@ impl TxLink {
         }
     }
 
-    /// What has become of the operations that a marker is behind, and were not told of by an earlier one.
-    pub fn outcome(&mut self, marker: &Marker, peer: Rank) -> Outcome {
-        let mut outcome = Ok(Value::Unit);
-        while let Some((first, end)) = self.lost.front_mut().filter(|(first, _)| *first < marker.puts) {
-            outcome = Err(Fault::NoSuchMemory(peer));
-            if *end > marker.puts {
-                *first = marker.puts;
-                break;
-            }
-            self.lost.pop_front();
+    /// One more put, which is a part of its owner's operation.
+    pub fn count_put(&mut self, owner: Option<Ticket>) {
+        let put = self.puts;
+        self.puts += 1;
+        let Some(owner) = owner else { return };
+        match self.owners.back_mut() {
+            Some((_, end, last)) if *last == owner && *end == put => *end += 1,
+            _ => self.owners.push_back((put, put + 1, owner)),
         }
-        outcome
+    }
+
+    /// The peer had no memory for these puts: whatever they are a part of fails.
+    pub fn fail_puts(&mut self, first: u64, end: u64) {
+        let from = self.owners.partition_point(|(_, owned, _)| *owned <= first);
+        let concerned = self.owners.range(from..).take_while(|(owned, _, _)| *owned < end);
+        self.failed.extend(concerned.map(|(_, _, owner)| owner.to_word()));
+        self.lost = end;
+    }
+
+    /// So many puts are done.
+    pub fn puts_are_done(&mut self, count: u64) {
+        self.puts_done = count;
+        while self.owners.front().is_some_and(|(_, end, _)| *end <= count) {
+            self.owners.pop_front();
+        }
+    }
+
+    /// What has become of an operation all of which has ended.
+    pub fn outcome(&mut self, ticket: Ticket, value: Value) -> Outcome {
+        match !self.failed.is_empty() && self.failed.remove(&ticket.to_word()) {
+            true => Err(Fault::NoSuchMemory(self.peer.rank)),
+            false => Ok(value),
+        }
     }
 
     pub fn push_payload(&mut self, payload: Payload<'_>) {
@@ -425,13 +455,19 @@ impl TxLink {
         0
     }
 
-    /// Goes on with what was too long for one go, as far as there is room. True if it went on.
+    /// Whether a put was too long for one go, and is not all with the kernel or in the queue.
+    pub fn has_put_left(&self) -> bool {
+        matches!(self.job, Some(Job::Put { .. }))
+    }
+
+    /// Goes on with what was too long for one go, as far as there is room; of memory by one piece only, however much the kernel
+    /// takes. True if it went on.
     pub fn work(&mut self, limit: usize, chunk: u64, window: u64) -> bool {
         let mut moved = false;
         loop {
             match &mut self.job {
                 None => return moved,
-                Some(Job::Put { source, sent, len, offset, ticket }) => {
+                Some(Job::Put { source, sent, len, offset, ticket, owner }) => {
                     if self.out.len() >= limit.max(1) {
                         return moved;
                     }
@@ -447,7 +483,8 @@ impl TxLink {
                         }
                     };
                     *sent += now;
-                    let last = (sent == len).then_some(*ticket);
+                    let (last, owner) = ((sent == len).then_some(*ticket), *owner);
+                    let is_memory = matches!(piece, Some(Piece::Memory(_)));
                     match piece {
                         Some(Piece::Memory(memory)) => self.push_memory(&[(header, memory)]),
                         Some(Piece::Bytes(bytes)) => {
@@ -457,10 +494,13 @@ impl TxLink {
                         // The source has the length of the put.
                         None => return moved,
                     }
-                    self.puts += 1;
+                    self.count_put(owner);
                     if let Some(ticket) = last {
                         self.job = None;
                         self.mark(ticket);
+                    }
+                    if is_memory {
+                        return true;
                     }
                 }
                 Some(Job::Get { offset, left, waits }) => {
@@ -510,7 +550,7 @@ impl Payload<'_> {
 mod tests {
     use super::*;
     use crate::config::Limits;
-    use posthaste_core::ContextId;
+    use posthaste_core::{ContextId, Rank};
     use std::io::Read;
     use std::net::TcpListener;
     use zerocopy::FromBytes;
@@ -605,6 +645,49 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(reader.join().expect("no panic") == expected, "a byte is at the wrong place");
+    }
+
+    #[test]
+    fn a_long_put_goes_on_by_one_piece_at_a_time_however_much_the_kernel_takes() {
+        use posthaste_core::inprocess::Arena;
+        let (mut link, mut peer) = linked();
+        let reader = std::thread::spawn(move || std::io::copy(&mut peer, &mut std::io::sink()));
+        let (len, arena) = (3 * PIECE + 5, Arena::new(1, 1 << 20));
+        let source = PutSource::Region(arena.slice(Rank(0), 0, len).expect("inside"));
+        link.job = Some(Job::Put { source, sent: 0, len, offset: 0, ticket: 0, owner: None });
+        for piece in 1..=4 {
+            assert!(link.work(1 << 20, 0, 0) && link.puts == piece, "{} of {piece}", link.puts);
+            assert_eq!(link.has_put_left(), piece < 4);
+            while !link.is_flushed() {
+                link.flush();
+                std::thread::yield_now();
+            }
+        }
+        assert!(!link.work(1 << 20, 0, 0));
+        drop(link);
+        let read = reader.join().expect("no panic").expect("nothing breaks");
+        assert_eq!(read, len + 4 * HEADER as u64);
+    }
+
+    #[test]
+    fn what_has_failed_is_told_by_its_own_operation_and_by_no_other() {
+        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
+        let ticket = |number: u64| Ticket::from_word(number << 32 | 1);
+        // Puts 0 to 2 are parts of the first, 3 is of nobody, 4 the second's, 5 the first's again, 6 the third's.
+        for owner in [1, 1, 1, 0, 2, 1, 3] {
+            link.count_put(if owner == 0 { None } else { ticket(owner) });
+        }
+        assert_eq!(link.owners.len(), 4, "those of one that follow each other are one entry");
+        link.puts_are_done(1);
+        link.fail_puts(1, 2);
+        link.fail_puts(3, 4);
+        link.puts_are_done(4);
+        link.fail_puts(6, 7);
+        link.puts_are_done(7);
+        assert!(link.owners.is_empty());
+        let mut told = |number| link.outcome(ticket(number).expect("a ticket"), Value::Unit).is_err();
+        assert_eq!([told(2), told(1), told(3)], [false, true, true]);
+        assert_eq!([told(1), told(3)], [false, false], "told once");
     }
 
     #[test]

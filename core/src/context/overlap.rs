@@ -104,6 +104,8 @@ enum State {
     Leaves,
     /// It looks for those, too, that have left it to it.
     Serves,
+    /// It has looked, and others want their turn before it does so again.
+    StepsAside,
     Looks,
 }
 
@@ -124,6 +126,11 @@ impl Turn {
     #[must_use]
     pub const fn looks() -> Turn {
         Turn(State::Looks)
+    }
+
+    /// Of an operation whose future has looked, and lets others have their turn before it does so again.
+    pub(super) const fn steps_aside() -> Turn {
+        Turn(State::StepsAside)
     }
 
     /// Whether it looks now. Decides that at the first time.
@@ -164,6 +171,11 @@ impl Turn {
     fn register<F: Face>(&mut self, face: &F, cx: &mut TaskContext<'_>, ticket: Ticket) -> Poll<Outcome> {
         let shared = face.shared();
         let polled = shared.slots.poll(ticket, cx);
+        if let State::StepsAside = self.0
+            && polled.is_pending()
+        {
+            cx.waker().wake_by_ref();
+        }
         if let State::Yields(begun) = self.0 {
             if polled.is_pending() {
                 self.0 = State::Yielded(begun);
@@ -188,7 +200,7 @@ impl Handle {
                 self.shared.hand_over(Rest::UntilIdle);
             }
             State::Serves => self.shared.hand_over(Rest::UntilIdle),
-            State::First { .. } | State::Leaves | State::Looks => {}
+            State::First { .. } | State::Leaves | State::StepsAside | State::Looks => {}
         }
     }
 }

@@ -436,7 +436,8 @@ pub fn begin<F: Face, E>(
             }
             match spin(shared, engine, &mut |engine: &mut Engine| engine.take(ticket)) {
                 Spun::Done(outcome) => Begun::Ended(outcome),
-                Spun::Idle | Spun::Busy => Begun::Pending(ticket, turn),
+                Spun::Idle => Begun::Pending(ticket, turn),
+                Spun::Busy => Begun::Pending(ticket, Turn::steps_aside()),
             }
         }
     })

@@ -18,6 +18,9 @@ pub struct Sources<'a> {
     pub owned: Option<&'a Bytes>,
     /// The context's tables.
     pub table: &'a SourceTable,
+    /// The ticket of the operation that puts and gets without one of their own are part of, as a word, and 0 for none. A device
+    /// that tells only later how they have ended ends that operation with a fault if one of them does.
+    pub part_of: u64,
 }
 
 /// The payload of a descriptor.

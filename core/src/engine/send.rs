@@ -438,7 +438,8 @@ impl Scope<'_> {
             } else if len <= MAX_DESCRIPTOR_INLINE {
                 descriptor.set_inline(payload.bytes_of());
             }
-            let sources = Sources { info, borrowed: payload.bytes_of(), owned: payload.owned(), table };
+            let sources =
+                Sources { info, borrowed: payload.bytes_of(), owned: payload.owned(), table, part_of: 0 };
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
                 Stop::Done => {

@@ -265,7 +265,7 @@ fn what_the_server_said_before_its_end_is_known_to_one_that_could_not_answer_it(
     let mut four = seats[4].bulletin().unwrap();
     knows(&mut four, "two stand by", |bulletin, _| bulletin.standbys().len() == 2);
     // It ends with something unread, so that its kernel breaks the connection.
-    place.is_stopped_for(Duration::from_millis(300));
+    place.is_stopped_for(Duration::from_secs(2));
     std::thread::sleep(Duration::from_millis(100));
     one.moved();
     place.vanish();

@@ -9,6 +9,15 @@ use super::eventually;
 /// After how much of it a host is lost: the default.
 pub const SILENCE: Duration = Duration::from_secs(5);
 
+/// A place at which nobody listens, nor comes to as long as the socket is there.
+pub fn nowhere() -> (std::os::fd::OwnedFd, std::net::SocketAddr) {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let kept = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&kept, &std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let place = getsockname(&kept).unwrap().try_into().unwrap();
+    (kept, place)
+}
+
 pub fn key(byte: u8) -> JobKey {
     JobKey::from_bytes([byte; 32])
 }

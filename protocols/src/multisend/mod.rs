@@ -420,7 +420,16 @@ impl<F: Face> Multisend<'_, F> {
             if !legs.is_empty() {
                 let Some(deadline) = deadline else { return Poll::Pending };
                 let fault = ready!(deadline.poll(face, cx));
-                failed.extend(legs.drain(..).map(|leg| (leg.target, fault.into())));
+                // Of those for which the task's turn was too short nobody has looked yet.
+                let late = legs.drain(..).filter_map(|mut leg| match &mut leg.stage {
+                    Stage::Queued(pending) | Stage::Kept { pending, .. } => {
+                        let ended = pending.take_outcome().unwrap_or(Err(fault));
+                        ended.err().map(|fault| (leg.target, fault.into()))
+                    }
+                    Stage::Start | Stage::Posted { .. } => Some((leg.target, fault.into())),
+                    Stage::Over => None,
+                });
+                failed.extend(late);
             }
             return Poll::Ready(match std::mem::take(failed) {
                 failed if failed.is_empty() => Ok(()),
@@ -480,4 +489,40 @@ pub enum ManyError {
     /// The job was left, or there is no memory for the buffer.
     #[error(transparent)]
     Fault(#[from] Fault),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{first_of, without_a_turn};
+    use posthaste_core::{Messager, Value};
+
+    /// Of messages that were queued it is told how they have ended, also if their time is up and the task has used up its turn.
+    #[test]
+    fn a_multisend_that_is_late_names_those_alone_that_are() {
+        let client = first_of(1, 1);
+        let handle = &client.contexts()[0];
+        let leg = |target: u32, outcome: Option<Result<Value, Fault>>| {
+            let ticket = handle.enter(|engine| {
+                let ticket = engine.scope().operation(None).expect("it is open");
+                if let Some(outcome) = outcome {
+                    assert!(engine.scope().complete(ticket, outcome));
+                }
+                ticket
+            });
+            let pending = Pending::new(handle.clone(), ticket.unwrap_or_else(|_| unreachable!()), None);
+            Leg { target: Rank(target), payload: Bytes::new(), stage: Stage::Queued(pending) }
+        };
+        let lost = Fault::PeerLost(Rank(2));
+        let legs = vec![leg(1, Some(Ok(Value::Unit))), leg(2, Some(Err(lost))), leg(3, None)];
+        let deadline = Some(Alarm::new(handle.deadline_after(Duration::from_millis(1))));
+        let mut sends = Multisend::new(handle, ProtocolId(16), 0, legs.len());
+        sends.legs = Some(Box::new(Legs { legs, deadline, failed: Vec::new() }));
+        std::thread::sleep(Duration::from_millis(20));
+        without_a_turn(|cx| {
+            let Poll::Ready(Err(error)) = sends.go_on(cx) else { panic!("its time is up") };
+            let late = (Rank(3), SendError::Fault(Fault::DeadlineExceeded));
+            assert_eq!(error.failed, [(Rank(2), SendError::Fault(lost)), late]);
+        });
+    }
 }

@@ -182,7 +182,9 @@ impl<'p, F: Face> Replay<'p, F> {
             budget::spend(budget::UNIT);
         }
         if let State::Posted(posted) = &self.state {
-            self.state = ready!(posted.poll(cx))?;
+            let started = ready!(posted.poll(cx));
+            self.state = State::Done;
+            self.state = started?;
         }
         Poll::Ready(Ok(()))
     }
@@ -229,12 +231,10 @@ impl<'p, F: Face> Replay<'p, F> {
             std::future::poll_fn(|cx| reading.poll(self.face, cx)).await?;
         }
         // It may have ended before that was asked, and not well.
-        let Replay { state, face, .. } = &mut self;
-        if let State::Waiting(pending, _) = state
-            && pending.is_done()
+        if let State::Waiting(pending, _) = &mut self.state
+            && let Some(outcome) = pending.take_outcome()
         {
-            let outcome = std::future::poll_fn(|cx| pending.poll(*face, cx)).await;
-            *state = State::Done;
+            self.state = State::Done;
             outcome?;
         }
         Ok(self)

@@ -471,11 +471,8 @@ impl<'f, F: Face> SendMessage<'f, F> {
     #[cold]
     fn has_gone(&mut self) -> Result<(), SendError> {
         match self.slow.as_deref_mut().map(|slow| &mut slow.state) {
-            Some(State::Queued(pending) | State::Kept(_, pending)) if pending.is_done() => {
-                match pending.poll(self.face, &mut Context::from_waker(std::task::Waker::noop())) {
-                    Poll::Ready(Err(fault)) => Err(fault.into()),
-                    Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
-                }
+            Some(State::Queued(pending) | State::Kept(_, pending)) => {
+                pending.take_outcome().map_or(Ok(()), |outcome| outcome.map(drop).map_err(SendError::from))
             }
             Some(State::Ended) => Err(Fault::Shutdown.into()),
             _ => Ok(()),
@@ -663,5 +660,45 @@ impl<F: Face> Future for SendMessage<'_, F> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.step(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{first_of, without_a_turn};
+    use posthaste_core::slot::Outcome;
+    use posthaste_core::{Messager, Value};
+
+    /// Of a send that was queued it is told how it has ended, also by a task that has used up its turn.
+    #[test]
+    fn what_became_of_a_queued_send_is_told_without_a_turn() {
+        let client = first_of(1, 1);
+        let handle = &client.contexts()[0];
+        let queued = |outcome: Option<Outcome>| {
+            let ticket = handle.enter(|engine| {
+                let ticket = engine.scope().operation(None).expect("it is open");
+                if let Some(outcome) = outcome {
+                    assert!(engine.scope().complete(ticket, outcome));
+                }
+                ticket
+            });
+            let pending = Pending::new(handle.clone(), ticket.unwrap_or_else(|_| unreachable!()), None);
+            let envelope =
+                Envelope { target: handle.me(), protocol: ProtocolId(16), info: None, relaxed: false };
+            let slow = Some(State::Queued(pending).into());
+            SendMessage { face: handle, envelope, deadline: None, buffer: None, slow }
+        };
+        let (well, badly, still) =
+            (queued(Some(Ok(Value::Unit))), queued(Some(Err(Fault::PeerLost(Rank(0))))), queued(None));
+        without_a_turn(|_| {
+            assert!(well.try_send().is_ok() && still.try_send().is_ok());
+            let failed = badly.try_send();
+            let lost = SendError::Fault(Fault::PeerLost(Rank(0)));
+            assert!(
+                matches!(&failed, Err(TrySendError::Failed { error, .. }) if error == &lost),
+                "{failed:?}"
+            );
+        });
     }
 }

@@ -2,6 +2,7 @@
 
 use super::memory::Aim;
 use super::{Element, Memory, Part, Stage};
+use crate::operation::Way;
 use posthaste_core::budget;
 use posthaste_core::engine::Rma;
 use posthaste_core::memory::{AtomicOp, SharedSlice, WordLen, WordOp};
@@ -132,11 +133,6 @@ impl Aim<'_> {
     }
 }
 
-/// An atomic operation under way.
-struct Slow {
-    stage: Stage,
-}
-
 /// Which word, and what is done to it.
 pub(super) struct Access<'w> {
     memory: &'w Arc<Memory>,
@@ -144,22 +140,22 @@ pub(super) struct Access<'w> {
     rank: Rank,
     offset: u64,
     op: WordOp,
-    /// Made when it cannot be done at once.
-    slow: Option<Box<Slow>>,
+    way: Way<Stage>,
 }
 
 impl<'w> Access<'w> {
     #[inline(always)]
     pub fn new(memory: &'w Arc<Memory>, part: usize, rank: Rank, offset: u64, op: WordOp) -> Self {
-        Self { memory, part, rank, offset, op, slow: None }
+        Self { memory, part, rank, offset, op, way: Way::Fresh }
     }
 
     /// The old value, or 0 if it is not wanted.
     #[inline(always)]
     pub fn poll(&mut self, cx: &mut Context<'_>, fetch: bool) -> Poll<Result<u64, RmaError>> {
-        if self.slow.is_none() {
+        if let Way::Fresh = self.way {
             ready!(budget::proceed(cx));
             if let Some(old) = self.memory.atomic(self.part, self.offset, &self.op, fetch) {
+                self.way = Way::Done;
                 budget::spend(budget::ACCESS);
                 return Poll::Ready(Ok(old));
             }
@@ -170,15 +166,16 @@ impl<'w> Access<'w> {
     /// Starts an update; ready once it is started, with whether it is done already.
     #[inline]
     pub fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, RmaError>> {
-        if self.slow.is_none() {
+        if let Way::Fresh = self.way {
             if self.memory.atomic(self.part, self.offset, &self.op, false).is_some() {
-                return Poll::Ready(Ok(true));
+                self.way = Way::Done;
+            } else {
+                self.start(false)?;
             }
-            self.start(false)?;
         }
-        match &mut self.slow {
-            Some(slow) => slow.poll_start(cx).map_ok(|()| false),
-            None => Poll::Pending,
+        match &mut self.way {
+            Way::Slow(stage) => stage.poll_start(cx).map_ok(|()| false),
+            Way::Fresh | Way::Done => Poll::Ready(Ok(true)),
         }
     }
 
@@ -188,21 +185,23 @@ impl<'w> Access<'w> {
         let len = op.len.bytes();
         let part = memory.check_word(part, rank, offset, len)?;
         let rma = if fetch { Rma::Fetch(op) } else { Rma::Update(op) };
-        self.slow = Some(Box::new(Slow { stage: memory.start(part, offset, rma, 0) }));
+        self.way = Way::Slow(Box::new(memory.start(part, offset, rma, 0)));
         Ok(())
     }
 
     #[cold]
     fn poll_slowly(&mut self, cx: &mut Context<'_>, fetch: bool) -> Poll<Result<u64, RmaError>> {
-        if self.slow.is_none() {
+        if let Way::Fresh = self.way {
             self.start(fetch)?;
         }
-        let Some(slow) = self.slow.as_mut() else { return Poll::Pending };
-        ready!(slow.poll_start(cx)?);
-        let Stage::Pending(pending) = &mut slow.stage else { return Poll::Ready(Ok(0)) };
-        let value = ready!(pending.poll(&self.memory.handle, cx));
-        slow.stage = Stage::Done;
-        match value? {
+        let Way::Slow(stage) = &mut self.way else {
+            // Polled again after its end: it is done once, and the old value was given.
+            return Poll::Ready(if fetch { Err(Fault::Shutdown.into()) } else { Ok(0) });
+        };
+        let outcome = ready!(stage.poll(&self.memory.handle, cx));
+        self.way = Way::Done;
+        let Some(value) = outcome? else { return Poll::Ready(Ok(0)) };
+        match value {
             Value::Unit if !fetch => Poll::Ready(Ok(0)),
             value if value.as_bytes().len() as u64 == self.op.len.bytes() => {
                 let mut bits = [0; 8];
@@ -211,18 +210,6 @@ impl<'w> Access<'w> {
             }
             _ => Poll::Ready(Err(Fault::PeerCorrupt(self.memory.rank_of(self.part, self.rank)).into())),
         }
-    }
-}
-
-impl Slow {
-    fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
-        if let Stage::Posted(posted) = &self.stage {
-            self.stage = match ready!(posted.poll(cx))? {
-                None => Stage::Done,
-                Some(pending) => Stage::Pending(pending),
-            };
-        }
-        Poll::Ready(Ok(()))
     }
 }
 

@@ -102,12 +102,7 @@ impl<'w> Fetch<'w> {
 
     #[cold]
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Value>, RmaError>> {
-        if let Stage::Posted(posted) = &self.stage {
-            match ready!(posted.poll(cx))? {
-                None => return Poll::Ready(Err(Fault::Shutdown.into())),
-                Some(pending) => self.stage = Stage::Pending(pending),
-            }
-        }
+        ready!(self.stage.poll_start(cx))?;
         let Stage::Pending(pending) = &mut self.stage else {
             return Poll::Ready(Err(Fault::Shutdown.into()));
         };

@@ -603,29 +603,47 @@ enum Stage {
 }
 
 impl Stage {
-    /// Ready at its end, with its value if it has one.
-    fn poll(&mut self, handle: &Handle, cx: &mut Context<'_>) -> Poll<Result<Option<Value>, RmaError>> {
-        loop {
-            let next = match self {
-                Stage::Start | Stage::Done => return Poll::Ready(Ok(None)),
-                Stage::Posted(posted) => ready!(posted.poll(cx)),
-                Stage::Pending(pending) => {
-                    let value = ready!(pending.poll(handle, cx));
-                    *self = Stage::Done;
-                    return Poll::Ready(value.map(Some).map_err(RmaError::from));
-                }
-            };
+    /// Ready once it is started: it is `Pending` then or, as after an error, `Done`.
+    #[inline]
+    fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        if let Stage::Posted(posted) = self {
+            let started = ready!(posted.poll(cx));
             *self = Stage::Done;
-            if let Some(pending) = next? {
+            if let Some(pending) = started? {
                 *self = Stage::Pending(pending);
             }
         }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ready at its end, with its value if it has one.
+    fn poll(&mut self, handle: &Handle, cx: &mut Context<'_>) -> Poll<Result<Option<Value>, RmaError>> {
+        ready!(self.poll_start(cx))?;
+        let Stage::Pending(pending) = self else { return Poll::Ready(Ok(None)) };
+        let value = ready!(pending.poll(handle, cx));
+        *self = Stage::Done;
+        Poll::Ready(value.map(Some).map_err(RmaError::from))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use posthaste_core::context::Face;
+
+    #[test]
+    fn whoever_polls_one_that_could_not_be_started_once_more_does_not_wait_for_ever() {
+        let client = crate::fixture::first_of(1, 1);
+        let handle = &posthaste_core::Messager::contexts(&client)[0];
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let refused = || Stage::Posted(handle.post(|_| Err(RmaError::NoSuchWindow(WindowId(7)))));
+        let mut stage = refused();
+        assert!(matches!(stage.poll_start(cx), Poll::Ready(Err(RmaError::NoSuchWindow(_)))));
+        assert!(matches!(stage.poll_start(cx), Poll::Ready(Ok(()))));
+        let mut stage = refused();
+        assert!(matches!(stage.poll(handle, cx), Poll::Ready(Err(RmaError::NoSuchWindow(_)))));
+        assert!(matches!(stage.poll(handle, cx), Poll::Ready(Ok(None))));
+    }
 
     #[test]
     fn a_part_that_ends_beyond_all_memory_is_no_honest_ranks() {

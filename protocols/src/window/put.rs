@@ -335,13 +335,7 @@ impl<'w> Put<'w> {
             self.start_slowly()?;
             budget::spend_on(budget::MESSAGE, len);
         }
-        if let Stage::Posted(posted) = &self.stage {
-            self.stage = match ready!(posted.poll(cx))? {
-                None => Stage::Done,
-                Some(pending) => Stage::Pending(pending),
-            };
-        }
-        Poll::Ready(Ok(()))
+        self.stage.poll_start(cx)
     }
 
     #[cold]

@@ -231,8 +231,8 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
     let (from, to) = (Rank(0), Rank(1));
     let absent = RemoteMemory { rank: to, offset: 1 << 40, len: 1 << 20, mapped: None, incarnation: 0 };
     let key = world.enter(at(from), |scope| scope.table().remote.insert(absent));
-    let put = |key: usize, len: u64| Descriptor {
-        op: Op::Put,
+    let access = |op: Op, key: usize, len: u64| Descriptor {
+        op,
         source_kind: SourceKind::Region,
         rank: to,
         region: key as u32,
@@ -240,11 +240,30 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
         source: [memory.local[0] as u64, 0],
         ..Descriptor::default()
     };
-    let patterns = [
-        vec![put(memory.remote[0][1], 900), put(key, 900), put(memory.remote[0][1], 8)],
-        vec![put(memory.remote[0][1], 900)],
+    let there = memory.remote[0][1];
+    let put = |key: usize, len: u64| access(Op::Put, key, len);
+    let get = |key: usize, len: u64| access(Op::Get, key, len);
+    // Whichever part of one is of such memory, and whichever is the last: it is the replay that fails, and not what follows.
+    let bad = [
+        vec![put(there, 900), put(key, 900), put(there, 8)],
+        vec![get(key, 900), put(there, 8)],
+        vec![put(key, 900), get(there, 8)],
+        vec![put(key, 900), get(key, 8), put(key, 8), get(there, 5_000)],
+        vec![get(there, 8), get(key, 8), get(there, 900)],
+        vec![get(key, 8)],
+        vec![put(key, 8)],
     ];
-    let patterns = patterns.map(|run| world.enter(at(from), |scope| scope.store_pattern(run, Box::new(()))));
+    let good = [vec![put(there, 900)], vec![get(there, 900)], vec![get(there, 8), put(there, 8)]];
+    let mut patterns = Vec::new();
+    for (at_bad, run) in bad.into_iter().enumerate() {
+        patterns.push((run, true));
+        patterns.push((good[at_bad % good.len()].clone(), false));
+    }
+    let stored = |(run, bad)| {
+        let id = world.enter(at(from), |scope| scope.store_pattern(run, Box::new(())));
+        (id.expect("not empty"), bad)
+    };
+    let patterns: Vec<_> = patterns.into_iter().map(stored).collect();
     let none = Fault::NoSuchMemory(to);
     for round in 0..4u8 {
         let mut tickets = Vec::new();
@@ -259,8 +278,7 @@ pub fn memory_that_does_not_exist_is_told<H: Harness>(harness: H) {
             tickets.push((start(key, 10, Rma::Get(len as u64)), true));
             tickets.push((start(memory.remote[0][1], 10, Rma::Get(len as u64)), false));
             tickets.push((start(key, 0, Rma::Put(Payload::Borrowed(&[]))), true));
-            for (id, bad) in patterns.iter().zip([true, false]) {
-                let id = *id.as_ref().expect("not empty");
+            for &(id, bad) in &patterns {
                 let replay = world.enter(at(from), |scope| scope.replay(id)).expect("it exists");
                 let ReplayStart::Queued { ticket, .. } = replay else {
                     panic!("nobody has acknowledged it yet")

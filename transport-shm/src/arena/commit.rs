@@ -330,12 +330,15 @@ mod tests {
         seconds: std::sync::atomic::AtomicU64,
         /// Bytes that it has left, if that is not the kernel's to say.
         host: Option<u64>,
+        /// Until then its clock goes on with each look at it, so that nobody runs out of patience.
+        patient: std::sync::OnceLock<std::time::Instant>,
     }
 
     impl Counting {
         fn over(arena: Arena, host: Option<u64>) -> (Arena, std::sync::Arc<Counting>) {
             let kernel = posthaste_core::LinuxSysdep::new(arena.sysdep.personality().clone(), None);
-            let system = std::sync::Arc::new(Counting { kernel, looks: 0.into(), seconds: 0.into(), host });
+            let (looks, seconds, patient) = (0.into(), 0.into(), std::sync::OnceLock::new());
+            let system = std::sync::Arc::new(Counting { kernel, looks, seconds, host, patient });
             (Arena { sysdep: system.clone(), ..arena }, system)
         }
     }
@@ -349,6 +352,9 @@ mod tests {
             }
         }
         fn now(&self) -> Duration {
+            if self.patient.get().is_some_and(|until| std::time::Instant::now() < *until) {
+                self.seconds.fetch_add(30, Ordering::Relaxed);
+            }
             Duration::from_secs(self.seconds.load(Ordering::Relaxed))
         }
         fn personality(&self) -> &posthaste_core::Personality {
@@ -420,14 +426,12 @@ mod tests {
         let (arena, system) = Counting::over(arena(), Some(host));
         arena.enter(Rank(0)).expect("nobody else has it");
         let (at, _) = arena.layout.segment(ClientId(0), Rank(0));
+        // Whoever is amid its commit may be kept from its core for longer than anybody has patience.
+        system.patient.set(std::time::Instant::now() + Duration::from_secs(40)).expect("once");
         // Either fits, and not both.
         let commit = |at| {
             both.wait();
-            (0..20).try_for_each(|_| {
-                // So that there is as much patience for each.
-                system.seconds.fetch_add(30, Ordering::Relaxed);
-                arena.commit(at, 4 << 20)
-            })
+            (0..20).try_for_each(|_| arena.commit(at, 4 << 20))
         };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| commit(at + (8 << 20)));

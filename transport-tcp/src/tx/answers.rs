@@ -4,7 +4,6 @@ use super::Tx;
 use crate::frame::{DATA, Header, Malformed, NONE};
 use crate::link::{GET_COST, Get, Landing, Leave, RUN};
 use bytes::Bytes;
-use posthaste_core::Fault;
 use posthaste_core::device::Sink;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
@@ -44,6 +43,10 @@ impl Tx {
             return Ok(());
         }
         link.answering.passed(link.out.passed());
+        if !link.absent.is_empty() {
+            // Whoever waits for the answer goes by it for the puts that precede it, too.
+            link.confirm();
+        }
         let mut answers = [(Header::control(NONE, 0, 0), SharedSlice::EMPTY); RUN];
         let answers = &mut answers[..places.len()];
         for ((offset, len), answer) in places.iter().zip(&mut *answers) {
@@ -134,11 +137,13 @@ impl Tx {
     /// The oldest get is answered in full.
     fn got(&mut self, index: usize, value: Value, sink: &mut dyn Sink) {
         let Some(link) = &mut self.links[index] else { return };
-        let Some(Get { ticket, absent, .. }) = link.gets.pop_front() else { return };
+        let Some(Get { ticket, owner, absent, .. }) = link.gets.pop_front() else { return };
         link.gets_answered += 1;
-        let absent = absent.then_some(Fault::NoSuchMemory(link.peer.rank));
+        if absent && let Some(owner) = owner {
+            link.failed.insert(owner.to_word());
+        }
         if let Some(ticket) = ticket {
-            sink.complete(ticket, absent.map_or(Ok(value), Err));
+            sink.complete(ticket, link.outcome(ticket, value));
         }
         self.settle_markers(index);
     }

@@ -12,7 +12,7 @@ pub(crate) use answers::{AnswerPart, Destination};
 pub(crate) use local::Transit;
 
 use crate::hub::Hub;
-use crate::link::{Job, Leave, Payload, TxLink};
+use crate::link::{Leave, Payload, TxLink};
 use crate::record::RecordKey;
 use posthaste_core::descriptor::{Op, SourceKind};
 use posthaste_core::device::{Inject, Injected, Source, Sources, Stop};
@@ -213,7 +213,7 @@ impl Tx {
                 moved += 1;
             }
             link.written = false;
-            let stuck = matches!(link.job, Some(Job::Put { .. })) || !link.is_flushed();
+            let stuck = link.has_put_left() || !link.is_flushed();
             if stuck && link.dead.is_none() {
                 at += 1;
             } else {
@@ -228,7 +228,7 @@ impl Tx {
     /// anybody for as long as it has room, the rest.
     pub fn could_write(&self) -> bool {
         self.touched.iter().filter_map(|&index| self.links[index].as_ref()).any(|link| {
-            let waits = matches!(link.job, Some(Job::Put { .. })) || !link.is_flushed();
+            let waits = link.has_put_left() || !link.is_flushed();
             waits && link.can_write() && !link.blocked
         })
     }
@@ -278,7 +278,7 @@ impl Tx {
         }
         let most = self.hub.limits.outgoing;
         let Some(Some(link)) = self.links.get_mut(index) else { return };
-        if link.is_flushed() || !link.can_write() {
+        if (link.is_flushed() && !link.has_put_left()) || !link.can_write() {
             return;
         }
         let worth = link.out.len() >= worth_writing(most);
@@ -288,7 +288,9 @@ impl Tx {
         }
         self.touch(index);
         if !advancing && !self.rung {
-            let idle = self.links[index].as_ref().is_none_or(|link| link.is_flushed() || link.blocked);
+            let idle = self.links[index]
+                .as_ref()
+                .is_none_or(|link| link.blocked || (link.is_flushed() && !link.has_put_left()));
             if !idle {
                 self.rung = true;
                 self.hub.door(self.me.context).bell.ring();

@@ -5,8 +5,13 @@ use crate::frame::{HEADER, Header, Malformed};
 use crate::link::{Get, Job, Landing, PIECE, Payload, PutSource, TxLink};
 use posthaste_core::descriptor::SourceKind;
 use posthaste_core::device::{Sources, Stop};
-use posthaste_core::{Descriptor, Ticket};
+use posthaste_core::{Descriptor, Ticket, Value};
 use zerocopy::IntoBytes;
+
+/// What fails if a put or a get does.
+fn owner(descriptor: &Descriptor, sources: &Sources<'_>) -> Option<Ticket> {
+    Ticket::from_word(descriptor.ticket).or_else(|| Ticket::from_word(sources.part_of))
+}
 
 impl Tx {
     /// The target memory: its first byte as its owner names it.
@@ -32,6 +37,7 @@ impl Tx {
 
     pub(super) fn put(&mut self, descriptor: &Descriptor, sources: &Sources<'_>) -> Result<(), Stop> {
         let offset = self.remote(descriptor, sources)?;
+        let owner = owner(descriptor, sources);
         let index = self.shape.index(descriptor.target());
         let limit = self.hub.limits.outgoing;
         let len = descriptor.len;
@@ -48,7 +54,7 @@ impl Tx {
         };
         match source {
             Some(source) => {
-                link.job = Some(Job::Put { source, sent: 0, len, offset, ticket: descriptor.ticket });
+                link.job = Some(Job::Put { source, sent: 0, len, offset, ticket: descriptor.ticket, owner });
                 link.work(limit, 0, 0);
             }
             None => {
@@ -60,7 +66,7 @@ impl Tx {
                         link.push_payload(payload);
                     }
                 }
-                link.puts += 1;
+                link.count_put(owner);
                 link.mark(descriptor.ticket);
             }
         }
@@ -88,7 +94,8 @@ impl Tx {
             return Err(Stop::Full);
         }
         let ticket = Ticket::from_word(descriptor.ticket);
-        link.gets.push_back(Get { ticket, len: descriptor.len, received: 0, absent: false, into });
+        let owner = owner(descriptor, sources);
+        link.gets.push_back(Get { ticket, owner, len: descriptor.len, received: 0, absent: false, into });
         link.gets_asked += 1;
         // A get of nothing is asked for, too: its answer says that what precedes it is done.
         link.job = Some(Job::Get { offset, left: descriptor.len, waits: false });
@@ -103,7 +110,7 @@ impl Tx {
         if count > link.puts || count < link.puts_done {
             return Err(Malformed::Unasked);
         }
-        link.puts_done = count;
+        link.puts_are_done(count);
         self.settle_markers(index);
         Ok(())
     }
@@ -116,8 +123,7 @@ impl Tx {
                 return;
             }
             let Some(marker) = link.markers.pop_front() else { return };
-            let rank = link.peer.rank;
-            self.ended.push((marker.ticket, link.outcome(&marker, rank)));
+            self.ended.push((marker.ticket, link.outcome(marker.ticket, Value::Unit)));
         }
     }
 
@@ -125,9 +131,8 @@ impl Tx {
     pub fn absent_puts(&mut self, index: usize, first: u64, count: u64) -> Result<(), Malformed> {
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
         let end = first.checked_add(count).filter(|end| count > 0 && *end <= link.puts);
-        let least = link.lost.back().map_or(0, |(_, end)| *end).max(link.puts_done);
         match end {
-            Some(end) if first >= least => link.lost.push_back((first, end)),
+            Some(end) if first >= link.lost.max(link.puts_done) => link.fail_puts(first, end),
             _ => return Err(Malformed::Unasked),
         }
         Ok(())

@@ -92,7 +92,8 @@ impl Tx {
                 }),
             }
         }
-        if descriptor.ticket != 0 && (!alone || link.puts > link.puts_done || !link.gets.is_empty()) {
+        let is_behind = !alone || link.puts > link.puts_done || !link.gets.is_empty();
+        if descriptor.ticket != 0 && (is_behind || link.failed.contains(&descriptor.ticket)) {
             // The last of a recorded run ends when what precedes it has ended, too.
             link.mark(descriptor.ticket);
             self.settle_markers(index);

@@ -104,7 +104,7 @@ impl Scope<'_> {
             return false;
         }
         let descriptors = &patterns.buffer[section.start..][run.start as usize..run.end as usize];
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of: 0 };
         let injected = self.inject.inject(descriptors, &sources);
         if !run.needs.is_empty() && injected.taken > 0 {
             peer.unflushed = true;
@@ -250,7 +250,8 @@ impl Scope<'_> {
             return self.inject_singly(start, last, cursor, ticket, info, budget);
         }
         let recorded = &patterns.buffer[section.start..section.start + section.len];
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table };
+        let part_of = if mappable { 0 } else { ticket };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of };
         let together = if mappable { run.end } else { run.last };
         if cursor.slot < together {
             let injected = self.inject.inject(&recorded[cursor.slot as usize..together as usize], &sources);
@@ -291,12 +292,13 @@ impl Scope<'_> {
             let place = start + cursor.slot as usize;
             let recorded = self.state.patterns.buffer[place];
             let ends = cursor.slot >= last;
-            let ticket = if ends { ticket } else { 0 };
+            let (part_of, ticket) = (ticket, if ends { ticket } else { 0 });
             let before = cursor.inside;
             let (stop, complete) = match recorded.op {
                 Op::Nop => (Stop::Done, true),
                 Op::Put | Op::Get if recorded.len > *budget || before > 0 => {
-                    self.inject_part(&Descriptor { ticket, ..recorded }, &mut cursor.inside, budget)
+                    let access = Descriptor { ticket, ..recorded };
+                    self.inject_part(&access, part_of, &mut cursor.inside, budget)
                 }
                 // Of this rank's own memory; that of others would go over sends.
                 Op::Atomic if !self.caps_of(recorded.rank).native_atomics => {
@@ -304,7 +306,8 @@ impl Scope<'_> {
                 }
                 Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info, budget),
                 _ => {
-                    let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table };
+                    let table = &self.state.table;
+                    let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of };
                     let access = Descriptor { ticket, ..recorded };
                     let injected = self.inject.inject(std::slice::from_ref(&access), &sources);
                     (injected.stop, injected.complete)
@@ -326,7 +329,13 @@ impl Scope<'_> {
     }
 
     /// Injects the next bytes of a long put or get, as far as the budget goes; it is done with the last one.
-    fn inject_part(&mut self, access: &Descriptor, inside: &mut u64, budget: &mut u64) -> (Stop, bool) {
+    fn inject_part(
+        &mut self,
+        access: &Descriptor,
+        part_of: u64,
+        inside: &mut u64,
+        budget: &mut u64,
+    ) -> (Stop, bool) {
         let left = access.len - *inside;
         let offset = access.offset + *inside;
         let len = if left <= *budget { left } else { cut(offset, left, (*budget & !63).max(64)) };
@@ -337,7 +346,7 @@ impl Scope<'_> {
             ticket: if len == left { access.ticket } else { 0 },
             ..*access
         };
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table };
+        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of };
         let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
         if injected.stop == Stop::Done && len < left {
             (*inside, *budget) = (*inside + len, 0);
@@ -369,7 +378,7 @@ impl Scope<'_> {
         if send.len > *eager as u64 {
             return self.stream_parts(&send, &info[..len], inside, budget);
         }
-        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table };
+        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table, part_of: 0 };
         let injected = self.inject.inject(std::slice::from_ref(&send), &sources);
         (injected.stop, injected.complete)
     }
