@@ -18,7 +18,8 @@ fn replay<H: Harness>(world: &World<H>, id: PatternId) -> ReplayStart {
 
 fn replay_ends<H: Harness>(world: &mut World<H>, start: ReplayStart) {
     if let ReplayStart::Queued { ticket, .. } = start {
-        assert!(world.outcome(at(Rank(0)), ticket).is_ok());
+        let outcome = world.outcome(at(Rank(0)), ticket);
+        assert!(outcome.is_ok(), "{outcome:?}");
     }
 }
 

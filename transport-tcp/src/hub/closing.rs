@@ -102,7 +102,9 @@ impl Hub {
         if self.aborted.load(Ordering::Acquire) {
             return None;
         }
-        let is = |progress| self.doors.iter().any(|door| *lock(&door.progress) == progress);
+        // Each is read once: what moves on between two reads would be in neither of two states, and seem to have ended.
+        let progress: Vec<Progress> = self.doors.iter().map(|door| *lock(&door.progress)).collect();
+        let is = |state| progress.contains(&state);
         if is(Progress::Owes) {
             Some(Awaited::Room)
         } else if is(Progress::Asked) {
@@ -165,5 +167,38 @@ impl Hub {
     #[cfg(not(all(unix, not(feature = "portable"))))]
     fn is_unheard(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bell::Bell;
+    use crate::hub::Door;
+    use crate::watch::{Alarm, Watch};
+    use crate::{AddressBook, JobKey, TcpConfig};
+    use posthaste_core::{JobShape, Rank};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_port_that_moves_on_meanwhile_is_waited_for() {
+        let shape = JobShape { ranks: 1, clients: 1, contexts: 1 };
+        let config = TcpConfig::new(Rank(0), shape, [9; 16], JobKey::new([5; 32]));
+        let watch = Watch::new().expect("a descriptor");
+        let door = Door::new(Arc::new(Bell::new(Alarm::new(&watch).expect("a descriptor"))));
+        let hub = Hub::new(&config, Arc::new(AddressBook::new(1)), Box::new([Arc::new(door)]));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for progress in [Progress::Owes, Progress::Out, Progress::Asked] {
+                        hub.port_is(ContextId(0), progress);
+                    }
+                }
+            });
+            let ended = (0..300_000).position(|_| hub.awaited().is_none());
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(ended, None, "nothing was awaited");
+        });
     }
 }
