@@ -63,27 +63,25 @@ impl<F: Face> Control<F> {
     /// this rank's error handler.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped before it is ready, the control was not sent, unless another thread used the context at that
-    /// moment: then it may have been.
+    /// Dropped while it waits, the control is not sent, unless its turn had come just then, or another thread used the context
+    /// when it was begun: then it may have been.
     pub async fn send(&self, rank: Rank, payload: [u8; CONTROL_BYTES]) -> Result<(), SendError> {
-        let (target, id) = (self.target(rank), self.id);
-        loop {
-            let handle = Handle::of(&self.face);
-            // Owned at once: the future may be dropped before it hears of the ticket.
-            let send = move |scope: &mut Scope<'_>| match scope.control(target, id, payload, true)? {
-                ControlSent::Later(ticket) => Ok(Some(Pending::new(handle.clone(), ticket, None))),
-                ControlSent::Done | ControlSent::Full => Ok::<_, SendError>(None),
-            };
-            let sent = match self.face.enter(|engine| send(&mut engine.scope())) {
-                Ok(sent) => sent?,
-                Err(_) => {
-                    let posted = self.face.post(send);
-                    std::future::poll_fn(|cx| posted.poll(cx)).await?
-                }
-            };
-            let Some(mut pending) = sent else { return Ok(()) };
-            std::future::poll_fn(|cx| pending.poll(&self.face, cx)).await?;
-        }
+        let (target, id, handle) = (self.target(rank), self.id, Handle::of(&self.face));
+        // Owned at once: the future may be dropped before it hears of the ticket.
+        let send = move |scope: &mut Scope<'_>| match scope.control(target, id, payload, true)? {
+            ControlSent::Later(ticket) => Ok(Some(Pending::new(handle.clone(), ticket, None))),
+            ControlSent::Done | ControlSent::Full => Ok::<_, SendError>(None),
+        };
+        let sent = match self.face.enter(|engine| send(&mut engine.scope())) {
+            Ok(sent) => sent?,
+            Err(_) => {
+                let posted = self.face.post(send);
+                std::future::poll_fn(|cx| posted.poll(cx)).await?
+            }
+        };
+        let Some(mut pending) = sent else { return Ok(()) };
+        std::future::poll_fn(|cx| pending.poll(&self.face, cx)).await?;
+        Ok(())
     }
 
     /// Sends sixteen bytes now or not at all; never waits.

@@ -122,3 +122,34 @@ fn fault_an_answer_behind_what_has_to_wait_counts_though_its_sender_has_left() {
         job.barrier().await.unwrap();
     });
 }
+
+case!(fault_a_client_that_could_not_be_opened_hears_what_was_sent_to_it_when_it_is_asked_for_again);
+/// What was sent to a client before it was opened is for the one that is, however often that went wrong before.
+fn fault_a_client_that_could_not_be_opened_hears_what_was_sent_to_it_when_it_is_asked_for_again() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    run(2, options().clients(2), async |job| {
+        if job.rank() == Rank(1) {
+            let second = job.client(1).await.unwrap();
+            let note = second.register("note", |_: Message, _: &mut Scope| {}).unwrap();
+            note.send(Rank(0), "early").await.unwrap();
+            job.barrier().await.unwrap();
+            job.barrier().await.unwrap();
+            note.send(Rank(0), "late").await.unwrap();
+            job.barrier().await.unwrap();
+        } else {
+            job.barrier().await.unwrap();
+            let usual = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..usual }).unwrap();
+            let refused = job.client(1).await;
+            setrlimit(Resource::Nofile, usual).unwrap();
+            assert!(refused.is_err(), "it needs no descriptor");
+            let (second, arrived) = (job.client(1).await.unwrap(), job.counter());
+            let count = arrived.clone();
+            let _note = second.register("note", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+            soon("what was sent before", arrived.reach(1)).await;
+            job.barrier().await.unwrap();
+            soon("what was sent behind", arrived.reach(2)).await;
+            job.barrier().await.unwrap();
+        }
+    });
+}

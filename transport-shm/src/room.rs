@@ -33,7 +33,12 @@ impl Room {
     /// there was no room, least of all the end of a sleep, which may have been for nothing.
     pub fn may_go_on<W: Words>(&mut self, producer: &mut Producer<W>, returns: u64) -> bool {
         let may = self.wanting && (self.returns != returns || self.reader_moved(producer));
-        self.wanting &= !may;
+        if may {
+            // Before the next try, which need not look itself: a writer that waits for a page and not for room would be told of one
+            // and the same move again and again.
+            producer.consumed();
+            self.wanting = false;
+        }
         may
     }
 }

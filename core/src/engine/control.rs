@@ -25,8 +25,8 @@ type Payload = [u8; CONTROL_BYTES];
 #[derive(Debug, Default)]
 pub(crate) struct PeerControls {
     queue: VecDeque<(ControlId, Payload)>,
-    /// Who waits for a place in the queue.
-    waiters: Row<Ticket>,
+    /// What waits for a place in the queue, which it keeps: whoever was told that it has one might come too late for it.
+    waiters: Row<((ControlId, Payload), Ticket)>,
     /// What has come and is not registered here yet.
     unknown: VecDeque<(ControlId, Payload)>,
     /// What became of a control of the peer's that did not go well; the latest, if it cannot be told at once.
@@ -38,7 +38,8 @@ pub(crate) struct PeerControls {
 pub enum ControlSent {
     /// It is on its way.
     Done,
-    /// Nothing was sent. When the ticket ends well, try again.
+    /// It waits for room, behind those that do. Once the ticket has ended well it is on its way; if it is given up before, it is
+    /// not sent.
     Later(Ticket),
     /// Nothing was sent and nothing will be.
     Full,
@@ -78,7 +79,8 @@ impl Scope<'_> {
         if let Some(fault) = peer.fault {
             return Err(fault.into());
         }
-        if peer.controls.as_ref().is_none_or(|controls| controls.queue.is_empty()) {
+        let is_first = |controls: &PeerControls| controls.queue.is_empty() && controls.waiters.is_empty();
+        if peer.controls.as_deref().is_none_or(is_first) {
             match self.inject_control(index, control, &payload) {
                 Stop::Done => return Ok(ControlSent::Done),
                 Stop::Fault(fault) => return Err(fault.into()),
@@ -86,7 +88,7 @@ impl Scope<'_> {
             }
         }
         let controls = self.state.peer(index).controls.get_or_insert_default();
-        if controls.queue.len() < QUEUE && (controls.waiters.is_empty() || wait) {
+        if controls.queue.len() < QUEUE && controls.waiters.is_empty() {
             controls.queue.push_back((control, payload));
             self.state.mark_busy(index);
             return Ok(ControlSent::Done);
@@ -97,7 +99,8 @@ impl Scope<'_> {
         let ticket = self.operation(Some(target.rank))?;
         let State { peers, completer, .. } = &mut *self.state;
         if let Some(peer) = peers[index].as_mut() {
-            peer.controls.get_or_insert_default().waiters.push_back(ticket, completer);
+            let waiters = &mut peer.controls.get_or_insert_default().waiters;
+            waiters.push_back(((control, payload), ticket), completer);
         }
         self.state.mark_busy(index);
         Ok(ControlSent::Later(ticket))
@@ -118,7 +121,7 @@ impl Scope<'_> {
         self.inject.inject(std::slice::from_ref(&packet), &sources).stop
     }
 
-    /// Sends controls that waited, and wakes who waits for a place. Returns how many were sent.
+    /// Sends controls that waited, and gives their places to those behind them. Returns how many were sent.
     pub(super) fn pump_controls(&mut self, index: usize) -> usize {
         let mut moved = 0;
         loop {
@@ -128,8 +131,18 @@ impl Scope<'_> {
             if self.inject_control(index, control, &payload) != Stop::Done {
                 break;
             }
-            self.state.peer(index).controls.get_or_insert_default().queue.pop_front();
             moved += 1;
+            let State { peers, completer, .. } = &mut *self.state;
+            let Some(controls) = peers[index].as_mut().and_then(|peer| peer.controls.as_mut()) else { break };
+            controls.queue.pop_front();
+            // Whoever is not interested any more leaves its place to the next.
+            while controls.queue.len() < QUEUE
+                && let Some((waiting, ticket)) = controls.waiters.pop_front()
+            {
+                if completer.complete_if_wanted(ticket) {
+                    controls.queue.push_back(waiting);
+                }
+            }
         }
         let controls = self.state.peers[index].as_ref().and_then(|peer| peer.controls.as_ref());
         if let Some(why) = controls.and_then(|controls| controls.refusal) {
@@ -137,16 +150,6 @@ impl Scope<'_> {
             if self.try_system(index, wire::REFUSE, body.as_bytes()) {
                 self.state.peer(index).controls.get_or_insert_default().refusal = None;
                 moved += 1;
-            }
-        }
-        let State { peers, completer, .. } = &mut *self.state;
-        if let Some(controls) = peers[index].as_mut().and_then(|peer| peer.controls.as_mut()) {
-            // Each of them tries again; one that is not interested any more makes room for the next.
-            let mut room = QUEUE.saturating_sub(controls.queue.len());
-            while room > 0
-                && let Some(ticket) = controls.waiters.pop_front()
-            {
-                room -= usize::from(completer.complete_if_wanted(ticket));
             }
         }
         moved
@@ -223,7 +226,7 @@ impl State {
         let Some(controls) = peers[index].as_mut().and_then(|peer| peer.controls.as_mut()) else { return };
         controls.queue.clear();
         controls.refusal = None;
-        for ticket in controls.waiters.drain(..) {
+        for (_, ticket) in controls.waiters.drain(..) {
             completer.complete(ticket, Err(fault));
         }
         // What one that left in order has sent counts, also for a name that is yet to be registered.

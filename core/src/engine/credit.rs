@@ -239,6 +239,8 @@ impl State {
         if peer.outgoing[number].flow == Flow::Credited && !peer.asks.contains(&(number as u16)) {
             peer.asks.push(number as u16);
             self.mark_busy(index);
+            // Nobody rings for what was not said yet.
+            self.restless = true;
         }
     }
 

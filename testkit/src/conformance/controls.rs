@@ -53,6 +53,7 @@ impl Sender {
                 Some(outcome) => {
                     self.waiting = None;
                     outcome?;
+                    self.queue.pop_front();
                 }
             }
         }
@@ -110,6 +111,41 @@ pub fn controls_arrive_once_and_in_order<H: Harness>(harness: H) {
     for sender in &senders {
         assert_eq!(numbers(&arrived, sender.to, sender.from), (0..300).collect::<Vec<_>>());
     }
+}
+
+/// More controls than there are places for keep their order, whoever begins one meanwhile and however late those who wait look.
+pub fn controls_that_wait_for_a_place_keep_their_order<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 2);
+    let (log, arrived) = (Log::default(), Arrived::default());
+    let (protocol, control) = (world.record("queued", &log), register(&world, Rank(1), "ordered", &arrived));
+    world.pause(Rank(1));
+    let (from, to) = (at(Rank(0)), at(Rank(1)));
+    let long = world.caps().max_eager;
+    let mut outbox = Outbox::new(from, (0..2000).map(|_| Message::new(Rank(1), protocol, vec![3; long])));
+    fill(&mut world, &mut outbox);
+    let begin = |world: &World<H>, number: u64, wait: bool| {
+        world.enter(from, |scope| scope.control(to, control, payload(number), wait)).expect("it lives")
+    };
+    let (mut begun, mut later) = (Vec::new(), 0);
+    while later < 40 {
+        let number = begun.len() as u64;
+        assert!(number < 10_000, "controls that wait are bounded");
+        later += u64::from(matches!(begin(&world, number, true), ControlSent::Later(_)));
+        begun.push(number);
+    }
+    world.resume(Rank(1));
+    // A newcomer that has no place at once is not sent, and comes again.
+    let (mut next, end) = (begun.len() as u64, begun.len() as u64 + 200);
+    world.until("all arrive", |world| {
+        if next < end && begin(world, next, false) == ControlSent::Done {
+            begun.push(next);
+            next += 1;
+        }
+        next == end && arrived.lock().expect("no panic").len() == begun.len()
+    });
+    assert_eq!(numbers(&arrived, to, from), begun);
+    world.send_all(&mut [outbox]);
+    world.until("the messages arrive", |_| log.len() == 2000);
 }
 
 /// A control gets past messages that wait at its sender, and a full queue of controls is told.

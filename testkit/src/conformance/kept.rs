@@ -3,6 +3,7 @@
 use super::flow::{Keeper, fill, try_send, with_a_full_lane, with_keeper};
 use super::world::at;
 use super::{Harness, Log, Message, Outbox, Probe, World};
+use posthaste_core::context::Face;
 use posthaste_core::engine::{Deposit, Given, Payload, ReplayStart, Rma, SendArgs, Whole};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{ContextId, Fault, ProtocolId, Rank, Ticket};
@@ -169,6 +170,44 @@ pub fn nothing_of_its_protocol_passes_what_is_kept_for_want_of_credit<H: Harness
     sent.push(Message::new(Rank(1), ProtocolId(0), *b"credit"));
     world.until("it arrives", |_| log.len() == sent.len());
     log.check(from, to, &sent);
+}
+
+/// Whoever sleeps until there is room somewhere is rung for that, and for nothing else: what is given meanwhile and has to ask for
+/// credit wakes it.
+pub fn whoever_sleeps_for_room_is_woken_to_ask_for_credit<H: Harness>(harness: H) {
+    const CREDITS: usize = 8;
+    let (mut world, log, keeper) = with_keeper(harness, 3, |setup| setup.config.credits = CREDITS as u32);
+    let free_log = Log::default();
+    let free = world.record("free", &free_log);
+    let from = at(Rank(0));
+    let given = |world: &World<H>| give(world, &Message::new(Rank(2), ProtocolId(0), *b"credited"));
+    for _ in 0..CREDITS {
+        assert!(given(&world).is_none(), "there is credit");
+    }
+    world.until("those with credit arrive", |_| log.len() == CREDITS);
+    world.pause(Rank(1));
+    let mut sent = Vec::new();
+    fill(&mut world, free, &mut sent);
+    let one_more = Message::filled(from, at(Rank(1)), free, sent.len(), 0, 40);
+    let _queued = give(&world, &one_more);
+    sent.push(one_more);
+    let is_asleep = (0..2000).any(|_| {
+        world.step();
+        matches!(world.handle(from).enter(|engine| engine.arm(0)), Ok(true))
+    });
+    if !is_asleep {
+        assert_eq!(world.caps().name, "simulated", "it never sleeps");
+        return;
+    }
+    let kept = given(&world).expect("there is no credit");
+    let sleeps = world.handle(from).enter(|engine| engine.is_armed());
+    assert!(matches!(sleeps, Ok(false)), "nobody asks for credit");
+    world.until("it is asked for", |world| {
+        keeper.consume_all(world, at(Rank(2)));
+        has_ended(world, &kept)
+    });
+    world.resume(Rank(1));
+    world.until("all arrive", |_| free_log.len() == sent.len());
 }
 
 /// Some of those that wait are taken back, with their payload, or dropped: the others go on without them, and neither credit nor

@@ -111,6 +111,8 @@ impl Scope<'_> {
             None => lines.push(Line { way, runs: VecDeque::from([parked]) }),
         }
         self.state.mark_busy(index);
+        // Nobody rings for what has asked for nothing yet.
+        self.state.restless = true;
     }
 
     /// Lets the runs that wait for a peer take their places, on each way as far as they have their credit.

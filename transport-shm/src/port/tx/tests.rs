@@ -93,6 +93,26 @@ fn a_page_that_comes_back_between_two_tries_is_not_forgotten() {
 }
 
 #[test]
+fn what_a_reader_had_read_before_there_was_no_page_is_no_reason_to_try_again() {
+    let mut port = port();
+    let mut reader = Reader::of(&port, 1);
+    for _ in 0..20 {
+        assert!(send(&mut port, 1, 8));
+    }
+    // It has said so, of that many.
+    while reader.pull().is_some() {}
+    let _lent = lend_all(&mut port);
+    assert!(!send(&mut port, 1, SMALL), "no page");
+    // It may be that what it has read makes a page come back, which is seen by looking once.
+    if !port.arm(true) {
+        assert!(!send(&mut port, 1, SMALL), "no page");
+        assert!(port.arm(true), "it never sleeps");
+    }
+    port.disarm();
+    assert!(!send(&mut port, 1, SMALL) && port.arm(true));
+}
+
+#[test]
 fn the_page_of_a_multicast_may_be_free_when_that_ends() {
     let mut port = port();
     let mut returning = Reader::of(&port, 1);
