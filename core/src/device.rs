@@ -313,7 +313,8 @@ pub trait Inject {
 /// let (mut sender, mut receiver) = (port(Rank(0))?, port(Rank(1))?);
 /// let mut send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
 /// send.set_inline(b"a payload");
-/// let sources = Sources { info: &[], borrowed: &[], owned: None, table: &SourceTable::default(), part_of: 0 };
+/// let table = SourceTable::default();
+/// let sources = Sources::of(&table);
 /// assert_eq!(sender.inject(&[send], &sources).stop, Stop::Done);
 /// let mut basket = Basket::default();
 /// assert_eq!(receiver.advance(16, &mut basket), 1);

@@ -8,8 +8,11 @@ use posthaste_core::engine::EngineConfig;
 use posthaste_core::inprocess::InProcessFabric;
 use posthaste_core::messager::ClientParts;
 use posthaste_core::protocol::{Incoming, Protocol};
+use posthaste_core::slot::Outcome;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, Endpoint, Fault, JobShape, LinuxSysdep, Messager, ProtocolId, Rank};
+use posthaste_core::{
+    Client, ClientId, Endpoint, Fault, Handle, JobShape, LinuxSysdep, Messager, ProtocolId, Rank, Ticket,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
@@ -65,6 +68,18 @@ pub(crate) fn hears(
         scope.fault_of(source.rank)
     });
     heard.unwrap_or_else(|_| unreachable!("nobody else is there"))
+}
+
+/// An operation that was begun, and has ended if it has an outcome.
+pub(crate) fn operation(handle: &Handle, outcome: Option<Outcome>) -> Ticket {
+    let begun = handle.enter(|engine| {
+        let ticket = engine.scope().operation(None).expect("it is open");
+        if let Some(outcome) = outcome {
+            assert!(engine.scope().complete(ticket, outcome));
+        }
+        ticket
+    });
+    begun.unwrap_or_else(|_| unreachable!("nobody else is there"))
 }
 
 /// In a task that has used up its turn.

@@ -108,6 +108,7 @@ pub mod frame;
 mod gate;
 pub mod handshake;
 mod hub;
+mod ledger;
 mod link;
 mod memory;
 mod outgoing;

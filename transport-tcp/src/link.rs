@@ -1,14 +1,14 @@
 //! What goes to one peer: the bytes that wait, how they are written, and what was asked for.
 
 use crate::frame::{ABSENT, DONE, GET, HEADER, Header, MAX_PUT};
+use crate::ledger::Ledger;
 use crate::outgoing::{GATHER, Outgoing};
 use crate::record::{MAX_PLAIN, RecordKey};
 use crate::tx::Answering;
 use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
-use posthaste_core::slot::Outcome;
-use posthaste_core::{Endpoint, Fault, Ticket, Value};
-use std::collections::{HashSet, VecDeque};
+use posthaste_core::{Endpoint, Fault, Ticket};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -27,13 +27,6 @@ pub(crate) const RUN: usize = 8;
 const _: () = assert!(RUN <= posthaste_core::memory::MOST_HEADED);
 /// What an outstanding get counts for beyond its bytes.
 pub(crate) const GET_COST: u64 = 64;
-/// Ends when so many puts are done and so many gets answered.
-pub(crate) struct Marker {
-    pub ticket: Ticket,
-    pub puts: u64,
-    pub gets: u64,
-}
-
 /// A get that is not answered.
 pub(crate) struct Get {
     pub ticket: Option<Ticket>,
@@ -123,17 +116,8 @@ pub(crate) struct TxLink {
     pub written: bool,
     /// Something was refused for want of room.
     pub wanted: bool,
-    pub puts: u64,
-    pub puts_done: u64,
-    /// Whose puts are not done: the first of them, and the one behind the last. Ascending.
-    pub owners: VecDeque<(u64, u64, Ticket)>,
-    /// The one behind the last put that the peer had no memory for.
-    pub lost: u64,
-    /// Operations of which a part has failed, by their tickets as words; they are told when all of it has ended.
-    pub failed: HashSet<u64>,
-    pub gets_answered: u64,
-    pub gets_asked: u64,
-    pub markers: VecDeque<Marker>,
+    /// This rank's puts and gets, and whose they are.
+    pub ledger: Ledger,
     pub gets: VecDeque<Get>,
     /// Answers, in parts, that have come.
     pub parts: u64,
@@ -177,14 +161,7 @@ impl TxLink {
             touched: false,
             written: false,
             wanted: false,
-            puts: 0,
-            puts_done: 0,
-            owners: VecDeque::new(),
-            lost: 0,
-            failed: HashSet::new(),
-            gets_answered: 0,
-            gets_asked: 0,
-            markers: VecDeque::new(),
+            ledger: Ledger::new(peer.rank),
             gets: VecDeque::new(),
             parts: 0,
             asked: 0,
@@ -343,48 +320,6 @@ impl TxLink {
         }
     }
 
-    /// Puts a put or get frame's ticket where its end will find it.
-    pub fn mark(&mut self, ticket: u64) {
-        if let Some(ticket) = Ticket::from_word(ticket) {
-            self.markers.push_back(Marker { ticket, puts: self.puts, gets: self.gets_asked });
-        }
-    }
-
-    /// One more put, which is a part of its owner's operation.
-    pub fn count_put(&mut self, owner: Option<Ticket>) {
-        let put = self.puts;
-        self.puts += 1;
-        let Some(owner) = owner else { return };
-        match self.owners.back_mut() {
-            Some((_, end, last)) if *last == owner && *end == put => *end += 1,
-            _ => self.owners.push_back((put, put + 1, owner)),
-        }
-    }
-
-    /// The peer had no memory for these puts: whatever they are a part of fails.
-    pub fn fail_puts(&mut self, first: u64, end: u64) {
-        let from = self.owners.partition_point(|(_, owned, _)| *owned <= first);
-        let concerned = self.owners.range(from..).take_while(|(owned, _, _)| *owned < end);
-        self.failed.extend(concerned.map(|(_, _, owner)| owner.to_word()));
-        self.lost = end;
-    }
-
-    /// So many puts are done.
-    pub fn puts_are_done(&mut self, count: u64) {
-        self.puts_done = count;
-        while self.owners.front().is_some_and(|(_, end, _)| *end <= count) {
-            self.owners.pop_front();
-        }
-    }
-
-    /// What has become of an operation all of which has ended.
-    pub fn outcome(&mut self, ticket: Ticket, value: Value) -> Outcome {
-        match !self.failed.is_empty() && self.failed.remove(&ticket.to_word()) {
-            true => Err(Fault::NoSuchMemory(self.peer.rank)),
-            false => Ok(value),
-        }
-    }
-
     pub fn push_payload(&mut self, payload: Payload<'_>) {
         match payload {
             Payload::Private(bytes) if bytes.len() > COPY => {
@@ -455,9 +390,10 @@ impl TxLink {
         0
     }
 
-    /// Whether a put was too long for one go, and is not all with the kernel or in the queue.
-    pub fn has_put_left(&self) -> bool {
-        matches!(self.job, Some(Job::Put { .. }))
+    /// Whether something of this side is not with the kernel yet that waits for nothing but room: the rest of a put that was too
+    /// long for one go, too.
+    pub fn owes(&self) -> bool {
+        !self.is_flushed() || matches!(self.job, Some(Job::Put { .. }))
     }
 
     /// Goes on with what was too long for one go, as far as there is room; of memory by one piece only, however much the kernel
@@ -475,7 +411,7 @@ impl TxLink {
                         PutSource::Region(_) => (*len - *sent).min(PIECE),
                         PutSource::Held(_) => (*len - *sent).min(u64::from(MAX_PUT)),
                     };
-                    let header = Header::put(now as usize, *offset + *sent, self.puts - self.puts_done);
+                    let header = Header::put(now as usize, *offset + *sent, self.ledger.puts_under_way());
                     let piece = match source {
                         PutSource::Region(slice) => slice.slice(*sent, now).map(Piece::Memory),
                         PutSource::Held(bytes) => {
@@ -494,10 +430,10 @@ impl TxLink {
                         // The source has the length of the put.
                         None => return moved,
                     }
-                    self.count_put(owner);
+                    self.ledger.put(owner);
                     if let Some(ticket) = last {
                         self.job = None;
-                        self.mark(ticket);
+                        self.ledger.mark(ticket);
                     }
                     if is_memory {
                         return true;
@@ -656,8 +592,8 @@ mod tests {
         let source = PutSource::Region(arena.slice(Rank(0), 0, len).expect("inside"));
         link.job = Some(Job::Put { source, sent: 0, len, offset: 0, ticket: 0, owner: None });
         for piece in 1..=4 {
-            assert!(link.work(1 << 20, 0, 0) && link.puts == piece, "{} of {piece}", link.puts);
-            assert_eq!(link.has_put_left(), piece < 4);
+            assert!(link.work(1 << 20, 0, 0) && link.ledger.puts_under_way() == piece, "piece {piece}");
+            assert_eq!(link.job.is_some(), piece < 4);
             while !link.is_flushed() {
                 link.flush();
                 std::thread::yield_now();
@@ -667,27 +603,6 @@ mod tests {
         drop(link);
         let read = reader.join().expect("no panic").expect("nothing breaks");
         assert_eq!(read, len + 4 * HEADER as u64);
-    }
-
-    #[test]
-    fn what_has_failed_is_told_by_its_own_operation_and_by_no_other() {
-        let mut link = TxLink::new(Endpoint::new(Rank(1), ContextId(0)));
-        let ticket = |number: u64| Ticket::from_word(number << 32 | 1);
-        // Puts 0 to 2 are parts of the first, 3 is of nobody, 4 the second's, 5 the first's again, 6 the third's.
-        for owner in [1, 1, 1, 0, 2, 1, 3] {
-            link.count_put(if owner == 0 { None } else { ticket(owner) });
-        }
-        assert_eq!(link.owners.len(), 4, "those of one that follow each other are one entry");
-        link.puts_are_done(1);
-        link.fail_puts(1, 2);
-        link.fail_puts(3, 4);
-        link.puts_are_done(4);
-        link.fail_puts(6, 7);
-        link.puts_are_done(7);
-        assert!(link.owners.is_empty());
-        let mut told = |number| link.outcome(ticket(number).expect("a ticket"), Value::Unit).is_err();
-        assert_eq!([told(2), told(1), told(3)], [false, true, true]);
-        assert_eq!([told(1), told(3)], [false, false], "told once");
     }
 
     #[test]

@@ -45,7 +45,7 @@ fn send(port: &mut dyn Port, rank: Rank, context: ContextId) {
         Descriptor { op: Op::Send, rank, context, protocol: ProtocolId(20), ..Descriptor::default() };
     message.set_inline(&[1; 8]);
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: &[], owned: None, table: &table, part_of: 0 };
+    let sources = Sources::of(&table);
     assert_eq!(port.inject(&[message], &sources).stop, Stop::Done);
 }
 
@@ -60,7 +60,7 @@ fn send_long(port: &mut dyn Port, to: Rank, payload: &[u8]) -> bool {
         ..Descriptor::default()
     };
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: payload, owned: None, table: &table, part_of: 0 };
+    let sources = Sources { borrowed: payload, ..Sources::of(&table) };
     port.inject(&[message], &sources).stop == Stop::Done
 }
 
@@ -644,7 +644,7 @@ async fn a_port_whose_messages_wait_for_their_connection_sleeps() {
         ..Descriptor::default()
     };
     let table = SourceTable::default();
-    let sources = Sources { info: &[], borrowed: &payload, owned: None, table: &table, part_of: 0 };
+    let sources = Sources { borrowed: &payload, ..Sources::of(&table) };
     let mut refused = 0;
     let mut seen = Counted::default();
     for _ in 0..1000 {

@@ -23,6 +23,15 @@ pub struct Sources<'a> {
     pub part_of: u64,
 }
 
+impl<'a> Sources<'a> {
+    /// Those of descriptors whose payloads are in them, or in these tables: nothing is lent.
+    #[inline]
+    #[must_use]
+    pub const fn of(table: &'a SourceTable) -> Sources<'a> {
+        Sources { info: &[], borrowed: &[], owned: None, table, part_of: 0 }
+    }
+}
+
 /// The payload of a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {

@@ -134,7 +134,7 @@ impl Scope<'_> {
                 source: [key, 0],
                 ..Descriptor::default()
             };
-            let sources = Sources { info: &[], borrowed, owned, table, part_of: 0 };
+            let sources = Sources { borrowed, owned, ..Sources::of(table) };
             if self.inject.inject(std::slice::from_ref(&descriptor), &sources).stop != Stop::Done {
                 return false;
             }

@@ -117,7 +117,7 @@ impl Scope<'_> {
             ..Descriptor::default()
         };
         packet.set_inline(payload);
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of: 0 };
+        let sources = Sources::of(&self.state.table);
         self.inject.inject(std::slice::from_ref(&packet), &sources).stop
     }
 

@@ -229,7 +229,7 @@ impl Scope<'_> {
         let State { peers, table, .. } = &mut *self.state;
         let len =
             peers[index].as_ref().and_then(|p| p.fifo.as_ref()).map_or(0, |fifo| fifo.front_info(&mut info));
-        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table, part_of: 0 };
+        let sources = Sources { info: &info[..len], ..Sources::of(table) };
         let injected = self.inject.inject(std::slice::from_ref(&front), &sources);
         match injected.stop {
             Stop::Full => None,
@@ -303,7 +303,7 @@ impl Scope<'_> {
                 ticket: 0,
                 ..*message
             };
-            let sources = Sources { info, borrowed: begin.as_bytes(), owned: None, table, part_of: 0 };
+            let sources = Sources { info, borrowed: begin.as_bytes(), ..Sources::of(table) };
             match self.inject.inject(std::slice::from_ref(&head), &sources).stop {
                 Stop::Done => *cursor = 1,
                 stop => return (stop, false),
@@ -325,7 +325,7 @@ impl Scope<'_> {
                 source: [message.source[0], message.source[1] + sent],
                 ..*message
             };
-            let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of: 0 };
+            let sources = Sources::of(table);
             let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
             match injected.stop {
                 Stop::Done => *cursor += len,

@@ -127,8 +127,7 @@ impl Scope<'_> {
         let over_send = self.state.accesses_over_send(index, &descriptor);
         self.state.peer(index).unflushed = true;
         if !over_send && self.state.peer(index).lets_past() {
-            let sources =
-                Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of: 0 };
+            let sources = Sources::of(&self.state.table);
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
                 Stop::Done => {

@@ -439,7 +439,7 @@ impl Scope<'_> {
                 descriptor.set_inline(payload.bytes_of());
             }
             let sources =
-                Sources { info, borrowed: payload.bytes_of(), owned: payload.owned(), table, part_of: 0 };
+                Sources { info, borrowed: payload.bytes_of(), owned: payload.owned(), ..Sources::of(table) };
             let injected = self.inject.inject(std::slice::from_ref(&descriptor), &sources);
             match injected.stop {
                 Stop::Done => {

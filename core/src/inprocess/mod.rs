@@ -167,7 +167,8 @@ impl Fabric {
     /// fabric.kill(Rank(0));
     /// // The dead do not send.
     /// let send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
-    /// let sources = Sources { info: &[], borrowed: &[], owned: None, table: &SourceTable::default(), part_of: 0 };
+    /// let table = SourceTable::default();
+    /// let sources = Sources::of(&table);
     /// assert_eq!(port.inject(&[send], &sources).stop, Stop::Fault(Fault::Shutdown));
     /// # Ok::<(), posthaste_core::DeviceError>(())
     /// ```
@@ -300,7 +301,7 @@ mod tests {
         let rung = || bell.poll_ring(&mut Context::from_waker(std::task::Waker::noop())).is_ready();
         let send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
         let table = crate::device::SourceTable::default();
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &table, part_of: 0 };
+        let sources = Sources::of(&table);
         let [sender, receiver] = &mut ports;
         assert_eq!(sender.inject(&[send], &sources).stop, Stop::Done);
         assert!(!rung(), "nobody sleeps");
@@ -338,7 +339,7 @@ mod tests {
         opened.now_or_never().expect("at once").expect("it opens");
         let send = Descriptor { op: Op::Send, rank: Rank(1), ..Descriptor::default() };
         let table = crate::device::SourceTable::default();
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &table, part_of: 0 };
+        let sources = Sources::of(&table);
         assert_eq!(ports[0].inject(&[send, send], &sources).taken, 2);
         fabric.kill(Rank(0));
         let mut seen = Seen { packets: 0, verdict: Verdict::Taken };

@@ -494,7 +494,7 @@ pub enum ManyError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{first_of, without_a_turn};
+    use crate::fixture::{first_of, operation, without_a_turn};
     use posthaste_core::{Messager, Value};
 
     /// Of messages that were queued it is told how they have ended, also if their time is up and the task has used up its turn.
@@ -503,14 +503,7 @@ mod tests {
         let client = first_of(1, 1);
         let handle = &client.contexts()[0];
         let leg = |target: u32, outcome: Option<Result<Value, Fault>>| {
-            let ticket = handle.enter(|engine| {
-                let ticket = engine.scope().operation(None).expect("it is open");
-                if let Some(outcome) = outcome {
-                    assert!(engine.scope().complete(ticket, outcome));
-                }
-                ticket
-            });
-            let pending = Pending::new(handle.clone(), ticket.unwrap_or_else(|_| unreachable!()), None);
+            let pending = Pending::new(handle.clone(), operation(handle, outcome), None);
             Leg { target: Rank(target), payload: Bytes::new(), stage: Stage::Queued(pending) }
         };
         let lost = Fault::PeerLost(Rank(2));

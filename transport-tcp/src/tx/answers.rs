@@ -138,12 +138,9 @@ impl Tx {
     fn got(&mut self, index: usize, value: Value, sink: &mut dyn Sink) {
         let Some(link) = &mut self.links[index] else { return };
         let Some(Get { ticket, owner, absent, .. }) = link.gets.pop_front() else { return };
-        link.gets_answered += 1;
-        if absent && let Some(owner) = owner {
-            link.failed.insert(owner.to_word());
-        }
+        link.ledger.got(owner, absent);
         if let Some(ticket) = ticket {
-            sink.complete(ticket, link.outcome(ticket, value));
+            sink.complete(ticket, link.ledger.outcome(ticket, value));
         }
         self.settle_markers(index);
     }

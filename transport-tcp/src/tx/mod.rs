@@ -213,8 +213,7 @@ impl Tx {
                 moved += 1;
             }
             link.written = false;
-            let stuck = link.has_put_left() || !link.is_flushed();
-            if stuck && link.dead.is_none() {
+            if link.owes() && link.dead.is_none() {
                 at += 1;
             } else {
                 link.touched = false;
@@ -227,10 +226,10 @@ impl Tx {
     /// Whether something waits that could be written if it were tried: of a long put, which no event of the kernel's would wake
     /// anybody for as long as it has room, the rest.
     pub fn could_write(&self) -> bool {
-        self.touched.iter().filter_map(|&index| self.links[index].as_ref()).any(|link| {
-            let waits = link.has_put_left() || !link.is_flushed();
-            waits && link.can_write() && !link.blocked
-        })
+        self.touched
+            .iter()
+            .filter_map(|&index| self.links[index].as_ref())
+            .any(|link| link.owes() && link.can_write() && !link.blocked)
     }
 
     /// The kernel has room again.
@@ -278,7 +277,7 @@ impl Tx {
         }
         let most = self.hub.limits.outgoing;
         let Some(Some(link)) = self.links.get_mut(index) else { return };
-        if (link.is_flushed() && !link.has_put_left()) || !link.can_write() {
+        if !link.owes() || !link.can_write() {
             return;
         }
         let worth = link.out.len() >= worth_writing(most);
@@ -288,9 +287,7 @@ impl Tx {
         }
         self.touch(index);
         if !advancing && !self.rung {
-            let idle = self.links[index]
-                .as_ref()
-                .is_none_or(|link| link.blocked || (link.is_flushed() && !link.has_put_left()));
+            let idle = self.links[index].as_ref().is_none_or(|link| link.blocked || !link.owes());
             if !idle {
                 self.rung = true;
                 self.hub.door(self.me.context).bell.ring();

@@ -5,7 +5,7 @@ use crate::frame::{HEADER, Header, Malformed};
 use crate::link::{Get, Job, Landing, PIECE, Payload, PutSource, TxLink};
 use posthaste_core::descriptor::SourceKind;
 use posthaste_core::device::{Sources, Stop};
-use posthaste_core::{Descriptor, Ticket, Value};
+use posthaste_core::{Descriptor, Ticket};
 use zerocopy::IntoBytes;
 
 /// What fails if a put or a get does.
@@ -58,7 +58,7 @@ impl Tx {
                 link.work(limit, 0, 0);
             }
             None => {
-                let header = Header::put(payload.len(), offset, link.puts - link.puts_done);
+                let header = Header::put(payload.len(), offset, link.ledger.puts_under_way());
                 match payload {
                     Payload::Shared(memory) => link.push_memory(&[(header, memory)]),
                     payload => {
@@ -66,8 +66,8 @@ impl Tx {
                         link.push_payload(payload);
                     }
                 }
-                link.count_put(owner);
-                link.mark(descriptor.ticket);
+                link.ledger.put(owner);
+                link.ledger.mark(descriptor.ticket);
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Tx {
         let ticket = Ticket::from_word(descriptor.ticket);
         let owner = owner(descriptor, sources);
         link.gets.push_back(Get { ticket, owner, len: descriptor.len, received: 0, absent: false, into });
-        link.gets_asked += 1;
+        link.ledger.get();
         // A get of nothing is asked for, too: its answer says that what precedes it is done.
         link.job = Some(Job::Get { offset, left: descriptor.len, waits: false });
         link.work(limits.outgoing, limits.get_chunk as u64, limits.get_window as u64);
@@ -107,10 +107,7 @@ impl Tx {
     /// The peer says that so many puts are done.
     pub fn done(&mut self, index: usize, count: u64) -> Result<(), Malformed> {
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
-        if count > link.puts || count < link.puts_done {
-            return Err(Malformed::Unasked);
-        }
-        link.puts_are_done(count);
+        link.ledger.puts_are_done(count)?;
         self.settle_markers(index);
         Ok(())
     }
@@ -118,23 +115,12 @@ impl Tx {
     /// Reports what has ended already; the port is not in `advance`, or would do it there.
     pub(super) fn settle_markers(&mut self, index: usize) {
         let Some(link) = &mut self.links[index] else { return };
-        while let Some(marker) = link.markers.front() {
-            if marker.puts > link.puts_done || marker.gets > link.gets_answered {
-                return;
-            }
-            let Some(marker) = link.markers.pop_front() else { return };
-            self.ended.push((marker.ticket, link.outcome(marker.ticket, Value::Unit)));
-        }
+        self.ended.extend(std::iter::from_fn(|| link.ledger.next_end()));
     }
 
     /// The peer has not got the memory of some puts.
     pub fn absent_puts(&mut self, index: usize, first: u64, count: u64) -> Result<(), Malformed> {
         let Some(link) = &mut self.links[index] else { return Err(Malformed::Unasked) };
-        let end = first.checked_add(count).filter(|end| count > 0 && *end <= link.puts);
-        match end {
-            Some(end) if first >= link.lost.max(link.puts_done) => link.fail_puts(first, end),
-            _ => return Err(Malformed::Unasked),
-        }
-        Ok(())
+        link.ledger.puts_failed(first, count)
     }
 }

@@ -92,10 +92,10 @@ impl Tx {
                 }),
             }
         }
-        let is_behind = !alone || link.puts > link.puts_done || !link.gets.is_empty();
-        if descriptor.ticket != 0 && (is_behind || link.failed.contains(&descriptor.ticket)) {
+        let is_behind = !alone || link.ledger.puts_under_way() > 0 || !link.gets.is_empty();
+        if descriptor.ticket != 0 && (is_behind || link.ledger.has_failed(descriptor.ticket)) {
             // The last of a recorded run ends when what precedes it has ended, too.
-            link.mark(descriptor.ticket);
+            link.ledger.mark(descriptor.ticket);
             self.settle_markers(index);
             return Ok(false);
         }

@@ -154,13 +154,7 @@ impl Scope<'_> {
             }
             self.stream_parts(&message, &info[..len], &mut front.offset, budget).0
         } else {
-            let sources = Sources {
-                info: &info[..len],
-                borrowed: &[],
-                owned: None,
-                table: &self.state.table,
-                part_of: 0,
-            };
+            let sources = Sources { info: &info[..len], ..Sources::of(&self.state.table) };
             let stop = self.inject.inject(std::slice::from_ref(&message), &sources).stop;
             // What finds no room is no progress.
             if stop != Stop::Full {

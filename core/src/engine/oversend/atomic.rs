@@ -81,7 +81,7 @@ impl Scope<'_> {
         let mut part = part_of(atomic, if fetch { wire::GET } else { wire::PUT }, place, 0);
         part.set_inline(&body);
         part.info_len = info.len() as u8;
-        let sources = Sources { info: &info, borrowed: &[], owned: None, table, part_of: 0 };
+        let sources = Sources { info: &info, ..Sources::of(table) };
         match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
             Stop::Done => {}
             stop => {

@@ -166,7 +166,7 @@ impl Scope<'_> {
                 part.source_kind = SourceKind::Borrowed;
                 borrowed = scratch;
             }
-            let sources = Sources { info: &[], borrowed, owned: None, table, part_of: 0 };
+            let sources = Sources { borrowed, ..Sources::of(table) };
             match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
                 Stop::Done => {}
                 // As in `stream_parts`: of a message that goes to its place, nothing else would end it there.
@@ -226,7 +226,7 @@ impl Scope<'_> {
             }
             let mut part = part_of(get, wire::GET, place + asked, 8);
             part.set_inline(&len.to_le_bytes());
-            let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of: 0 };
+            let sources = Sources::of(table);
             match self.inject.inject(std::slice::from_ref(&part), &sources).stop {
                 Stop::Done => {}
                 stop => {

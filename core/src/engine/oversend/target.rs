@@ -111,7 +111,7 @@ impl Scope<'_> {
             len: memory.len() as u64,
             ..self.packet(index, wire::GET_DATA)
         };
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of: 0 };
+        let sources = Sources::of(&self.state.table);
         let stop = self.inject.inject(std::slice::from_ref(&data), &sources).stop;
         self.state.table.local.remove(key);
         stop == Stop::Done
@@ -146,7 +146,7 @@ impl Scope<'_> {
             cookie,
             ..self.packet(index, protocol)
         };
-        let sources = Sources { info, borrowed: bytes, owned: None, table: &self.state.table, part_of: 0 };
+        let sources = Sources { info, borrowed: bytes, ..Sources::of(&self.state.table) };
         let stop = self.inject.inject(std::slice::from_ref(&record), &sources).stop;
         if matches!(stop, Stop::Fault(Fault::OutOfMemory(_))) {
             self.state.wait_for_memory();
@@ -202,8 +202,7 @@ impl Scope<'_> {
                 len: part,
                 ..self.packet(index, wire::GET_DATA)
             };
-            let sources =
-                Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of: 0 };
+            let sources = Sources::of(&self.state.table);
             let stop = self.inject.inject(std::slice::from_ref(&data), &sources).stop;
             if stop != Stop::Done {
                 if matches!(stop, Stop::Fault(Fault::OutOfMemory(_))) {

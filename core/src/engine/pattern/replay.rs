@@ -104,7 +104,7 @@ impl Scope<'_> {
             return false;
         }
         let descriptors = &patterns.buffer[section.start..][run.start as usize..run.end as usize];
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of: 0 };
+        let sources = Sources::of(table);
         let injected = self.inject.inject(descriptors, &sources);
         if !run.needs.is_empty() && injected.taken > 0 {
             peer.unflushed = true;
@@ -251,7 +251,7 @@ impl Scope<'_> {
         }
         let recorded = &patterns.buffer[section.start..section.start + section.len];
         let part_of = if mappable { 0 } else { ticket };
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of };
+        let sources = Sources { part_of, ..Sources::of(table) };
         let together = if mappable { run.end } else { run.last };
         if cursor.slot < together {
             let injected = self.inject.inject(&recorded[cursor.slot as usize..together as usize], &sources);
@@ -307,7 +307,7 @@ impl Scope<'_> {
                 Op::Send => self.inject_send(place, &mut cursor.inside, ticket, info, budget),
                 _ => {
                     let table = &self.state.table;
-                    let sources = Sources { info: &[], borrowed: &[], owned: None, table, part_of };
+                    let sources = Sources { part_of, ..Sources::of(table) };
                     let access = Descriptor { ticket, ..recorded };
                     let injected = self.inject.inject(std::slice::from_ref(&access), &sources);
                     (injected.stop, injected.complete)
@@ -346,7 +346,7 @@ impl Scope<'_> {
             ticket: if len == left { access.ticket } else { 0 },
             ..*access
         };
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of };
+        let sources = Sources { part_of, ..Sources::of(&self.state.table) };
         let injected = self.inject.inject(std::slice::from_ref(&part), &sources);
         if injected.stop == Stop::Done && len < left {
             (*inside, *budget) = (*inside + len, 0);
@@ -378,7 +378,7 @@ impl Scope<'_> {
         if send.len > *eager as u64 {
             return self.stream_parts(&send, &info[..len], inside, budget);
         }
-        let sources = Sources { info: &info[..len], borrowed: &[], owned: None, table, part_of: 0 };
+        let sources = Sources { info: &info[..len], ..Sources::of(table) };
         let injected = self.inject.inject(std::slice::from_ref(&send), &sources);
         (injected.stop, injected.complete)
     }

@@ -248,7 +248,7 @@ impl Scope<'_> {
         let len = most.min(front.len - *sent);
         let part =
             Descriptor { len, offset: *sent, source: [front.source[0], front.source[1] + *sent], ..put };
-        let sources = Sources { info: &[], borrowed: &[], owned: None, table: &self.state.table, part_of: 0 };
+        let sources = Sources::of(&self.state.table);
         let stop = self.inject.inject(std::slice::from_ref(&part), &sources).stop;
         if stop == Stop::Done {
             crate::failpoint!("rendezvous.put.part");
