@@ -72,13 +72,13 @@ pub use posthaste_core::{
     SendError, Stats, Sysdep, TrySendError,
 };
 pub use posthaste_protocols::{
-    ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, Buffer, Call, CollectiveError, Collectives,
-    Connection, ConnectionManager, Control, Counter, Element, EncodedMessage, FetchEach, Fifo, Fill, First,
-    Get, GetInto, GetTo, GetTyped, Group, InFlight, Liveness, ManyToMany, Message, MessageStream, Multisend,
-    MultisendError, Namespace, One, OwnedMessage, OwnedRegion, Part, Pattern, Put, PutCopy, PutElement,
-    PutSignal, PutSlice, PutTyped, Received, Recorder, Reduce, Region, RegionKey, RegionSlice, RemoteRegion,
-    Replay, SendMessage, SendSlice, SendSliceWith, Service, ServiceOptions, Signal, TypedMessage, UpdateEach,
-    Window, Within, Word, WordIndex, WordUpdate, Words, within,
+    ActiveMessage, Algorithm, AtomicFetch, AtomicUpdate, BadMembers, Buffer, Call, CollectiveError,
+    Collectives, Connection, ConnectionManager, Control, Counter, Element, EncodedMessage, FetchEach, Fifo,
+    Fill, First, Get, GetInto, GetTo, GetTyped, Group, InFlight, Liveness, ManyToMany, Message,
+    MessageStream, Multisend, MultisendError, Namespace, One, OwnedMessage, OwnedRegion, Part, Pattern, Put,
+    PutCopy, PutElement, PutSignal, PutSlice, PutTyped, Received, Recorder, Reduce, Region, RegionKey,
+    RegionSlice, RemoteRegion, Replay, SendMessage, SendSlice, SendSliceWith, Service, ServiceOptions,
+    Signal, TypedMessage, UpdateEach, Window, Within, Word, WordIndex, WordUpdate, Words, within,
 };
 
 /// What schedules of one's own, and other types than numbers, need of the collective operations.

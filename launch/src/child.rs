@@ -1,16 +1,19 @@
-//! What a child does between fork and exec.
+//! What a child does between fork and exec, and what a signal does to it there.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use signal_hook::low_level::{emulate_default_handler, register};
 
 use crate::fds::SharedFds;
+use crate::signals::moment;
 
 /// Makes the child die with its launcher, stay on its core, and keep exactly its own descriptors.
 ///
@@ -39,5 +42,22 @@ fn in_child(launcher: Pid, fds: Option<&(Arc<SharedFds>, OwnedFd)>, cpu: Option<
     for write in &shared.ring {
         fcntl_setfd(write, FdFlags::empty())?;
     }
+    Ok(())
+}
+
+/// Notes from now on when a signal comes to this process, in nanoseconds. A child has the handler until it is the program that
+/// it is to be, and would lose the signal by it: that ends it as if there was none.
+pub(crate) fn note(signal: i32, came: &'static AtomicU64) -> io::Result<()> {
+    let launcher = getpid();
+    let action = move || {
+        if getpid() != launcher {
+            // An error would be that there is no such signal.
+            let _ = emulate_default_handler(signal);
+        }
+        // Relaxed: whoever looks at it was told of the signal behind this, through a pipe.
+        came.store(moment().as_nanos() as u64, Ordering::Relaxed);
+    };
+    // SAFETY: it does only what is safe in a signal handler: it makes system calls, stores a word, and ends the process.
+    unsafe { register(signal, action) }?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::key::JobId;
 use crate::outcome::{Failure, JobOutcome, RankEnd};
 use crate::output::{Readers, Stream};
 use crate::rendezvous::Rendezvous;
-use crate::signals::{Forwarded, Target};
+use crate::signals::{By, Forwarded, Target};
 
 /// A running job: its ranks live no longer than this value.
 ///
@@ -122,11 +122,13 @@ impl RunningJob {
         state.first_failure.clone()
     }
 
-    /// Ends the job: the ranks that run get SIGTERM, and SIGKILL after the grace. Does not wait.
+    /// Ends the job: the ranks that run get SIGTERM, and SIGKILL after the grace. Does not wait; once is enough.
     pub fn end(&self) {
-        let terminate = Forwarded { signal: Signal::TERM, by_terminal: false };
+        if std::mem::replace(&mut lock(&self.shared.state).end_asked, true) {
+            return;
+        }
         // If it has ended, there is nothing to do.
-        self.shared.forward(terminate);
+        self.shared.forward(Forwarded { signal: Signal::TERM, by: By::Holder });
     }
 
     /// Where the ranks meet, if this launcher serves such a place.
@@ -187,11 +189,15 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     pub(crate) slots: Vec<Slot>,
     pub(crate) pids: Vec<Option<u32>>,
+    /// Since when each of them is there.
+    pub(crate) since: Vec<Duration>,
     /// How often each rank was started again.
     pub(crate) restarts: Vec<u32>,
     pub(crate) first_failure: Option<Failure>,
     pub(crate) ended_early: bool,
     pub(crate) forwarded: Vec<Forwarded>,
+    /// Its holder has ended it.
+    pub(crate) end_asked: bool,
     pub(crate) abort: bool,
     pub(crate) done: bool,
 }
@@ -211,11 +217,13 @@ impl Shared {
     pub(crate) fn new(slots: Vec<Slot>) -> io::Result<Self> {
         let state = State {
             pids: vec![None; slots.len()],
+            since: vec![Duration::ZERO; slots.len()],
             restarts: vec![0; slots.len()],
             slots,
             first_failure: None,
             ended_early: false,
             forwarded: Vec::new(),
+            end_asked: false,
             abort: false,
             done: false,
         };
@@ -266,8 +274,8 @@ impl State {
 
     /// Sends a signal that came to the launcher to all ranks that run and do not have it already.
     pub(crate) fn pass_on(&self, forwarded: Forwarded) {
-        for (rank, slot) in (0..).zip(&self.slots) {
-            if matches!(slot, Slot::Running(child) if !forwarded.has_it(Pid::from_child(child))) {
+        for (rank, (slot, since)) in (0..).zip(self.slots.iter().zip(&self.since)) {
+            if matches!(slot, Slot::Running(child) if !forwarded.has_it(Pid::from_child(child), *since)) {
                 let _ = self.signal(rank, forwarded.signal);
             }
         }

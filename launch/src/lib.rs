@@ -40,6 +40,7 @@ mod broker_client;
 mod child;
 mod env;
 mod error;
+mod falls;
 mod fds;
 mod foreign;
 mod frame;

@@ -33,7 +33,7 @@ pub trait Meeting: Send {
     }
 
     /// In place of all rounds, where [`incarnation`](Self::incarnation) is not 0: what the ranks gave in the last round, or
-    /// when they came again, with their incarnations; for this one, what its predecessor gave.
+    /// when they came again, and as which incarnations; for this one, what its predecessor gave.
     ///
     /// # Errors
     /// The launcher's service failed, or knows no such thing.

@@ -63,6 +63,9 @@ pub struct Failure {
     pub cause: Cause,
     /// How long after the start of the job.
     pub after: Duration,
+    /// A rank that was gone for the others shortly before, and has ended with code 0. If it has not left the job, it is lost to
+    /// them, and this failure may be the consequence.
+    pub quit_before: Option<u32>,
 }
 
 impl fmt::Display for Failure {
@@ -80,7 +83,14 @@ impl fmt::Display for Failure {
             Cause::NotStarted(why) => write!(f, " could not be started: {why}")?,
             Cause::HostLost(why) => write!(f, " is lost with its host: {why}")?,
         }
-        write!(f, " after {:.3} s", self.after.as_secs_f64())
+        write!(f, " after {:.3} s", self.after.as_secs_f64())?;
+        match self.quit_before {
+            Some(rank) => write!(
+                f,
+                " (rank {rank} had ended before, with code 0: is there a `leave` on all ways out of it?)"
+            ),
+            None => Ok(()),
+        }
     }
 }
 
@@ -92,7 +102,9 @@ pub struct JobOutcome {
     pub ranks: Vec<RankEnd>,
     /// The failure that came first; those that follow are often its consequences.
     ///
-    /// Of several found at once, one by a signal counts as the earlier, then the lower rank.
+    /// What counts is which rank was the first to be gone for the others: a rank whose job ends by a panic may end later than
+    /// those who were told that it is lost. Of several of which that is not known, one by a signal counts as the earlier, then
+    /// the lower rank.
     pub first_failure: Option<Failure>,
     /// Whether the launcher ended the other ranks.
     pub ended_early: bool,

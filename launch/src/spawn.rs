@@ -15,6 +15,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use crate::broker::Broker;
 use crate::env::{JobEnv, MAX_RANKS};
 use crate::error::LaunchError;
+use crate::falls::Falls;
 use crate::fds::HostFds;
 use crate::job::{RunningJob, Shared, Slot};
 use crate::key::{JobId, JobKey};
@@ -322,6 +323,8 @@ impl Launch {
         };
         let supervisor = Supervisor {
             watches: (0..self.ranks).map(|_| None).collect(),
+            falls: Falls::new(),
+            suspects: None,
             reaped,
             restarts: vec![0; self.ranks as usize],
             launch: self,

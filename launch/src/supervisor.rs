@@ -18,11 +18,13 @@ use rustix::thread::CpuSet;
 use crate::child;
 use crate::env::{FdNumbers, JobEnv};
 use crate::error::LaunchError;
+use crate::falls::{Falls, TOGETHER};
 use crate::fds::HostFds;
 use crate::job::{Shared, Slot, State, lock};
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Hurry, Output, Readers, Stream};
 use crate::placement::Placement;
+use crate::signals::{By, moment};
 use crate::spawn::Launch;
 use crate::vars::JOB_VARIABLES;
 use crate::watch::Watch;
@@ -48,6 +50,9 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) watches: Vec<Option<Watch>>,
+    pub(crate) falls: Falls,
+    /// Failures of which it is not clear yet which was the first.
+    pub(crate) suspects: Option<Suspects>,
     /// Hears of the ends of the ranks, if others meet them.
     pub(crate) reaped: Option<Reaped>,
     /// How often each rank was started again.
@@ -58,6 +63,16 @@ pub(crate) struct Supervisor {
     /// When the launcher was first told to end.
     pub(crate) interrupted: Option<Instant>,
 }
+
+/// Ranks that have failed, since the first of them was seen.
+#[derive(Debug)]
+pub(crate) struct Suspects {
+    failures: Vec<Failure>,
+    since: Instant,
+}
+
+/// How long a rank that is lost to its peers may take to end: it may still be amid a panic, or give memory back.
+const END_OF_FALLEN: Duration = Duration::from_millis(500);
 
 /// The signals by which a launcher is told to end.
 const ENDING: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
@@ -120,6 +135,7 @@ impl Supervisor {
         loop {
             self.take_requests();
             self.start_due();
+            self.judge();
             let now = Instant::now();
             if self.deadline.is_some_and(|deadline| deadline <= now) {
                 self.deadline = None;
@@ -153,7 +169,7 @@ impl Supervisor {
             told.get_or_insert(signal);
             // Some send it to a process and then to its group: that is one request.
             let again = self.interrupted.is_some_and(|first| first.elapsed() > AT_ONCE);
-            if again && signal != Signal::HUP {
+            if again && signal != Signal::HUP && forwarded.by != By::Holder {
                 state.signal_all(Signal::KILL);
             }
             self.interrupted.get_or_insert_with(Instant::now);
@@ -216,6 +232,7 @@ impl Supervisor {
         self.watches[rank as usize] = Some(watch);
         let mut state = lock(&self.shared.state);
         state.pids[rank as usize] = Some(child.id());
+        state.since[rank as usize] = moment();
         state.restarts[rank as usize] = self.restarts[rank as usize];
         state.slots[rank as usize] = Slot::Running(child);
         if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting)) {
@@ -234,6 +251,7 @@ impl Supervisor {
             let bell = fds.take_bell(env.place_on_node()).ok_or_else(gone)?;
             let shared = Arc::clone(fds.shared());
             env.fds = Some(FdNumbers::of(&shared, &bell));
+            self.falls.watch(rank, &shared, env.place_on_node());
             inherited = Some((shared, bell));
         }
 
@@ -293,6 +311,8 @@ impl Supervisor {
     fn sleep(&self) {
         let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
         fds.extend(self.watches.iter().flatten().map(|watch| PollFd::new(watch, PollFlags::IN)));
+        let falls = self.falls.as_fd();
+        fds.extend(falls.as_ref().map(|falls| PollFd::new(falls, PollFlags::IN)));
         let next_start = self
             .launch
             .delays
@@ -300,7 +320,10 @@ impl Supervisor {
             .filter(|(rank, _)| self.waits(**rank))
             .map(|(_, delay)| self.began + *delay)
             .min();
-        let until = [next_start, self.deadline].into_iter().flatten().min();
+        let judgement = self.suspects.as_ref().map(|Suspects { since, .. }| {
+            *since + if since.elapsed() < TOGETHER { TOGETHER } else { END_OF_FALLEN }
+        });
+        let until = [next_start, self.deadline, judgement].into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
@@ -318,6 +341,7 @@ impl Supervisor {
 
     /// Takes the status of every rank that has exited.
     fn reap(&mut self) {
+        self.falls.look();
         let (mut ends, mut reaped) = (Vec::new(), Vec::new());
         let mut state = lock(&self.shared.state);
         for (rank, slot) in state.slots.iter_mut().enumerate() {
@@ -342,8 +366,8 @@ impl Supervisor {
             reaped.iter().for_each(|(rank, pid)| (told.0)(*rank, *pid));
         }
         self.shared.changed.notify_all();
-        // A death by signal is rarely the consequence of another failure, an exit often is.
-        ends.sort_by_key(|(rank, end)| (!matches!(end, RankEnd::Signal(_)), *rank));
+        // Who is seen to have ended has fallen.
+        self.falls.look();
         for (rank, end) in ends {
             let cause = match end {
                 RankEnd::Exit(code) if code != 0 => Cause::Exit(code),
@@ -367,6 +391,7 @@ impl Supervisor {
                 return false;
             }
             self.restarts[rank as usize] += 1;
+            self.falls.forget(rank);
             state.slots[rank as usize] = Slot::Waiting;
         }
         tracing::info!(rank, ?cause, "a rank has failed and is started again");
@@ -378,14 +403,50 @@ impl Supervisor {
         true
     }
 
-    /// Notes a failure, and ends the job if it is the first that counts.
+    /// Notes a failure. It ends the job if it is the first, once that is [clear](Self::judge).
     fn fail(&mut self, rank: u32, cause: Cause) {
-        let mut state = lock(&self.shared.state);
+        let state = lock(&self.shared.state);
         if state.first_failure.is_some() {
             return;
         }
         let pid = state.pids[rank as usize];
-        let failure = Failure { rank, pid, cause, after: self.began.elapsed() };
+        let failure = Failure { rank, pid, cause, after: self.began.elapsed(), quit_before: None };
+        drop(state);
+        if matches!(failure.cause, Cause::NotStarted(_)) {
+            return self.end_by(failure);
+        }
+        let since = Instant::now();
+        self.suspects.get_or_insert_with(|| Suspects { failures: Vec::new(), since }).failures.push(failure);
+    }
+
+    /// Which failure was the first is clear when nobody runs who fell before, or with, the rank that failed first as far as is
+    /// known.
+    fn judge(&mut self) {
+        let Some(Suspects { failures, since }) = &mut self.suspects else { return };
+        let by_sockets = self.env.rendezvous.is_some();
+        let Some(first) = self.falls.first_of(failures, by_sockets) else { return };
+        let state = lock(&self.shared.state);
+        let runs = |rank: u32| matches!(state.slots.get(rank as usize), Some(Slot::Running(_)));
+        let waits = self.deadline.is_none()
+            && (0..state.slots.len() as u32).any(runs)
+            && (by_sockets && since.elapsed() < TOGETHER
+                || since.elapsed() < END_OF_FALLEN
+                    && self.falls.may_precede(failures[first].rank, by_sockets).any(runs));
+        drop(state);
+        if !waits {
+            let failure = failures.swap_remove(first);
+            self.suspects = None;
+            self.end_by(failure);
+        }
+    }
+
+    /// Ends the job by its first failure.
+    fn end_by(&mut self, mut failure: Failure) {
+        let mut state = lock(&self.shared.state);
+        let ended_well =
+            |rank: &u32| matches!(state.slots.get(*rank as usize), Some(Slot::Ended(RankEnd::Exit(0))));
+        failure.quit_before =
+            self.falls.shortly_before(failure.rank, self.env.rendezvous.is_some()).find(ended_well);
         tracing::debug!(%failure, "first failure");
         state.first_failure = Some(failure);
         // Who waits for it may have looked since the rank's end was told.
@@ -417,7 +478,8 @@ impl Supervisor {
         }
         if let Some((rank, signal)) = first.zip(signal) {
             let (cause, after) = (Cause::Signal(signal.as_raw()), self.began.elapsed());
-            state.first_failure.get_or_insert(Failure { rank, pid: None, cause, after });
+            let failure = Failure { rank, pid: None, cause, after, quit_before: None };
+            state.first_failure.get_or_insert(failure);
             self.shared.changed.notify_all();
         }
         drop(state);

@@ -219,6 +219,17 @@ fn a_failure_anywhere_ends_the_job_everywhere() {
 }
 
 #[test]
+fn a_host_may_be_an_address_in_brackets_which_the_remote_shell_does_not_see() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!("echo $HOST > {}/$POSTHASTE_RANK", dir.path().display());
+    let outcome = shell(&script).ranks(2).run_on(&hosts(dir.path(), "[::1]\nme@[::1]\n")).unwrap();
+    assert!(outcome.success(), "{outcome}");
+    let told = |rank: u32| std::fs::read_to_string(dir.path().join(rank.to_string())).unwrap();
+    assert_eq!((&*told(0), &*told(1)), ("::1\n", "me@::1\n"));
+}
+
+#[test]
 fn a_host_that_cannot_be_used_is_named() {
     let _dog = watchdog();
     let dir = tempfile::tempdir().unwrap();

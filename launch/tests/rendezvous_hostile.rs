@@ -12,36 +12,54 @@ use common::meeting::{key, meet, ranks, serve, within};
 use common::watchdog;
 use posthaste_launch::{Meeting, MeetingError};
 
+/// The answers to those who speak another version, and who have another key.
+const OTHER_VERSION: u8 = 2;
+const OTHER_KEY: u8 = 3;
+
 #[test]
 fn garbage_is_dropped_and_ranks_meet_meanwhile() {
     let _dog = watchdog();
-    let place = serve(2);
-    let connect = || TcpStream::connect(place.address()).unwrap();
-    let mut head = b"posthaste rendezvous\x03\0\0\0".to_vec();
+    // The name and the version that a rank says, and nothing that proves a key.
+    let mut head = recorded_visit();
+    head.truncate(24);
+    assert!(head.starts_with(b"posthaste rendezvous"));
     head.resize(88, 0xa5);
     let mut other_version = head.clone();
-    other_version[20] = 9;
-    for garbage in [&[0xff; 88][..], &[0; 5000], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &head, &other_version]
-    {
+    other_version[20] ^= 0x40;
+    let place = serve(2);
+    let connect = || TcpStream::connect(place.address()).unwrap();
+    for (garbage, told) in [
+        (&[0xff; 88][..], None),
+        (&[0; 5000], None),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", None),
+        (&head, Some(OTHER_KEY)),
+        (&other_version, Some(OTHER_VERSION)),
+    ] {
         let mut socket = connect();
         // It may be turned away before it has said everything.
         let _ = socket.write_all(garbage).and_then(|()| socket.shutdown(Shutdown::Write));
         let mut heard = Vec::new();
-        // A reset is as good an end as any; an answer says no more than that there is none.
+        // A reset is as good an end as any; an answer says no more than why there is none.
         let _ = socket.read_to_end(&mut heard);
-        assert!(heard.is_empty() || heard.len() == 49 && heard[1..] == [0; 48], "{heard:?}");
+        let answer = told.map(|why| [&[why][..], &[0; 48]].concat());
+        assert_eq!(heard, answer.unwrap_or_default());
     }
     drop(connect());
     ranks(&place, &[0, 1], 2, |_, mut seat| seat.all_gather(b"", within(20_000)).unwrap());
 }
 
-#[test]
-fn a_recorded_visit_claims_nothing() {
-    let _dog = watchdog();
+/// What a rank says until it has its seat.
+fn recorded_visit() -> Vec<u8> {
     let place = serve(2);
     let cut = Cut::new(place.address(), usize::MAX, usize::MAX);
     drop(meet(&cut.address.to_string(), 1, 2, &key(7), 20_000).unwrap());
-    let recorded = cut.forwarded();
+    cut.forwarded()
+}
+
+#[test]
+fn a_recorded_visit_claims_nothing() {
+    let _dog = watchdog();
+    let recorded = recorded_visit();
     assert_eq!(recorded.len(), 88 + 34);
     // Its seat is gone with it, so that a fresh place shows whether the recording counts.
     let place = serve(2);

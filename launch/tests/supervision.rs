@@ -3,13 +3,13 @@
 mod common;
 
 use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{assigned, eventually, job_of_shell, process_of, runs, watchdog};
-use posthaste_launch::{Cause, Launch, LaunchError, Output, RankEnd, Signal};
+use posthaste_launch::{Cause, Launch, LaunchError, Output, RankEnd, RunningJob, Signal};
 use rustix::process::{Pid, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
@@ -49,6 +49,36 @@ fn role() {
             let own =
                 format!("[ $POSTHASTE_RANK = 0 ] || exec setsid sh -c '{}'", script.replace('\'', "'\\''"));
             wait(prepared(&format!("{own}; {script}")).grace(Duration::from_secs(100)))
+        }
+        // As every child of a process that has handlers.
+        "unborn" => {
+            let job = job_of_shell(SLEEP).forward_signals(true).spawn().unwrap();
+            for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2] {
+                let mut child = Command::new("true");
+                let tell = move || Ok(kill_process(rustix::process::getpid(), signal)?);
+                // SAFETY: two system calls.
+                unsafe { child.pre_exec(tell) };
+                assert_eq!(child.status().unwrap().signal(), Some(signal.as_raw()));
+            }
+            drop(job);
+            std::process::exit(0);
+        }
+        "gentle" => {
+            let script = "trap 'echo told; sleep 0.5; exit 7' TERM; echo ready; while :; do sleep 0.02; done";
+            let ended = |first: &dyn Fn(&RunningJob)| {
+                let job = prepared(script).ranks(1).grace(Duration::from_secs(100)).spawn().unwrap();
+                eventually("the rank is ready", || job.output(0).0 == b"ready\n");
+                first(&job);
+                for _ in 0..2 {
+                    std::thread::sleep(Duration::from_millis(150));
+                    job.end();
+                }
+                assert_eq!(job.wait().ranks, [RankEnd::Exit(7)]);
+                job.output(0).0
+            };
+            assert_eq!(ended(&RunningJob::end), b"ready\ntold\n");
+            ended(&|_| kill_process(rustix::process::getpid(), Signal::TERM).unwrap());
+            std::process::exit(0);
         }
         "forgetful" => {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -353,6 +383,12 @@ fn what_the_terminal_sends_reaches_every_rank_once_and_so_does_its_end() {
 }
 
 #[test]
+fn a_signal_is_not_lost_to_a_child_that_has_yet_to_become_its_program() {
+    let _dog = watchdog();
+    assert!(process_of("unborn").stdout(Stdio::null()).status().unwrap().success());
+}
+
+#[test]
 fn a_launcher_that_was_told_to_forget_its_children_sees_how_ranks_end() {
     let _dog = watchdog();
     let role = process_of("forgetful");
@@ -387,6 +423,12 @@ fn a_second_request_kills_and_so_does_the_end_of_the_grace() {
     send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(137));
     all_gone(&pids);
+}
+
+#[test]
+fn whoever_ends_a_job_twice_or_after_a_signal_leaves_the_ranks_their_grace() {
+    let _dog = watchdog();
+    assert!(process_of("gentle").stdout(Stdio::null()).status().unwrap().success());
 }
 
 #[test]

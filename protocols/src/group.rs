@@ -5,7 +5,8 @@
 //! members are listed, the first of them tells the others.
 
 use crate::collective::{
-    Algorithm, Choice, CollectiveError, Datum, Executor, GroupBoard, Hub, Kind, MOST_NEAR, Membership, Origin,
+    Algorithm, BadMembers, Choice, CollectiveError, Datum, Executor, GroupBoard, Hub, Kind, MOST_NEAR,
+    Membership, Origin, check_members,
 };
 use crate::datatype::LayoutAccess;
 use crate::exchange::Exchange;
@@ -228,11 +229,8 @@ impl Collectives {
     /// ```
     pub async fn subset(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
         let me = self.handle.me().rank;
-        let bad = || CollectiveError::BadMembers { me };
-        if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
-            return Err(bad());
-        }
-        let founder = *ranks.first().ok_or_else(bad)?;
+        check_members(ranks, me, self.hub.nodes().len())?;
+        let founder = *ranks.first().ok_or(BadMembers::Nobody)?;
         let (at, membership) = if founder == me {
             // All hear of ranks that die or leave; whom this rank alone has cut off, they wait with to be offered the group.
             if let Some(fault) = self.hub.obstacle(ranks)
@@ -270,10 +268,7 @@ impl Collectives {
     /// # }
     /// ```
     pub fn on_the_fly(&self, ranks: &[Rank]) -> Result<Group, CollectiveError> {
-        let me = self.handle.me().rank;
-        if Membership::new(0, ranks.to_vec(), me, self.hub.nodes()).is_none() {
-            return Err(CollectiveError::BadMembers { me });
-        }
+        check_members(ranks, self.handle.me().rank, self.hub.nodes().len())?;
         if let Some(fault) = self.hub.obstacle(ranks) {
             return Err(fault.into());
         }

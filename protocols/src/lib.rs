@@ -39,7 +39,7 @@ pub mod window;
 pub mod within;
 
 pub use buffer::Buffer;
-pub use collective::{Algorithm, CollectiveError, InFlight, Reduce};
+pub use collective::{Algorithm, BadMembers, CollectiveError, InFlight, Reduce};
 pub use control::Control;
 pub use counter::Counter;
 pub use datatype::{Datatype, Layout, LayoutAccess};

@@ -5,7 +5,7 @@ mod support;
 use futures::future::join_all;
 use posthaste_core::{Collective, Fault, Messager, Rank};
 use posthaste_protocols::collective::{Algorithm, Kind, Located, Place, Program, Schedule};
-use posthaste_protocols::{CollectiveError, Group, Reduce};
+use posthaste_protocols::{BadMembers, CollectiveError, Group, Reduce};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{Random, Setup, run, values};
@@ -359,9 +359,22 @@ fn groups_are_made_and_translated() {
             assert_eq!(more.all_gather(&[me as u32]).await.unwrap(), [5, 0, 2, 6, 1]);
         }
         assert_eq!(world.split(None, 0).await.unwrap().map(|group| group.id()), None);
-        let bad = CollectiveError::BadMembers { me: member.rank };
-        assert_eq!(collectives.subset(&[Rank(0), Rank(0)]).await.map(drop), Err(bad.clone()));
-        assert_eq!(collectives.on_the_fly(&[Rank(9), member.rank]).map(drop), Err(bad));
+        let (own, other) = (member.rank, Rank(u32::from(member.rank == Rank(0))));
+        for (list, bad, told) in [
+            (vec![], BadMembers::Nobody, "is empty".to_owned()),
+            (vec![own, own], BadMembers::Twice(own), format!("names rank {own} twice")),
+            (
+                vec![Rank(9), own],
+                BadMembers::Unknown { rank: Rank(9), size: 7 },
+                "names rank 9: the job has ranks 0 to 6".to_owned(),
+            ),
+            (vec![other], BadMembers::Without(own), format!("does not name rank {own}")),
+        ] {
+            let error = collectives.on_the_fly(&list).map(drop).unwrap_err();
+            assert_eq!(error, bad.into());
+            assert!(error.to_string().contains(&told), "{error}");
+            assert_eq!(collectives.subset(&list).await.map(drop), Err(error));
+        }
         let last = world.split(Some(0), 0).await.unwrap().unwrap();
         let error = last.broadcast(7, &[0u8]).await.unwrap_err();
         assert_eq!(error, CollectiveError::UnknownRank { rank: 7, size: 7 });

@@ -106,6 +106,10 @@ impl Job {
     ///
     /// To tell, a few values are deserialized from nothing as it is registered, and forgotten.
     ///
+    /// The encoding is postcard's, which has no names: a value that leaves out a field (`#[serde(skip_serializing_if = "..")]`) is
+    /// refused where it is sent, and types that their bytes have to describe (`#[serde(untagged)]`, `#[serde(tag = "..")]`,
+    /// `#[serde(flatten)]`) do not go through it.
+    ///
     /// # Examples
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -240,7 +244,8 @@ impl Job {
     /// [`Fault::RemotePanicked`](crate::Fault::RemotePanicked).
     ///
     /// Ranks that mean other types by the same name refuse each other's requests. To tell, a few requests and replies are
-    /// deserialized from nothing as it is registered, and forgotten.
+    /// deserialized from nothing as it is registered, and forgotten. They are encoded as [`register_encoded`](Job::register_encoded)
+    /// does it.
     ///
     /// # Examples
     /// ```

@@ -608,3 +608,33 @@ fn a_collective_call_that_lacked_memory_ends_on_all_ranks_when_there_is_some() {
         }
     }
 }
+
+/// Who gives up a flush while a replay waits for credit, and tries again and again, takes no slot for good.
+#[test]
+fn a_flush_behind_a_replay_that_waits_can_be_given_up_for_ever() {
+    let config = EngineConfig { credits: 1, ..EngineConfig::default() };
+    seeds("given up", config, |mut world| {
+        let ids = [ZERO, ONE].map(|rank| {
+            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
+            world.register(rank, probe.flow(Flow::Credited))
+        });
+        let memory = world.memory(8);
+        let send = memory.recorded_send(ONE, ids[0], 0, 8);
+        let pattern = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
+        let pattern = pattern.expect("there is room for it");
+        world.pause(ONE);
+        for _ in 0..3 {
+            world.enter(at(ZERO), |scope| scope.replay(pattern)).expect("it is queued");
+        }
+        for _ in 0..10_000 {
+            let slot = world.enter(at(ZERO), |scope| {
+                let ticket = scope.settle_replays(None).expect("the context goes on").expect("it waits");
+                scope.detach(ticket);
+                ticket.to_word() as u32
+            });
+            assert!(slot < 1000, "slots are used again");
+        }
+        world.resume(ONE);
+        world.a_while();
+    });
+}

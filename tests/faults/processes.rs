@@ -7,7 +7,7 @@ use crate::support::{
     text_of, transport, until, wait_for,
 };
 use posthaste::components::protocols::Counter;
-use posthaste::launcher::RunningJob;
+use posthaste::launcher::{Cause, RunningJob};
 use posthaste::{ActiveMessage, CallError, Error, Fault, Job, Message, Rank, Scope, SendError, Service};
 use rustix::process::Signal;
 use std::os::unix::process::CommandExt;
@@ -349,5 +349,48 @@ fn fault_a_rank_that_a_script_started_is_lost_although_the_script_lives() {
         is_lost(&never, Rank(1)).await;
         until("the report", || job.stats().peers_lost == 1).await;
         println!("{GONE}");
+    });
+}
+
+case!(fault_the_rank_that_failed_first_is_named_though_it_ends_last);
+fn fault_the_rank_that_failed_first_is_named_though_it_ends_last() {
+    let options = options().body_leaves().any_end().during(|job| {
+        let failure = job.wait_failure().expect("ranks fail");
+        assert_eq!((failure.rank, &failure.cause), (2, &Cause::Exit(3)), "{failure}");
+    });
+    run(4, options, async |job| {
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(2) {
+            // As a panic does: it is gone for the others while what is left of it is put away.
+            drop(job);
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            std::process::exit(3);
+        }
+        let lost = soon("a barrier without rank 2", job.barrier()).await;
+        std::process::exit(if lost.is_err() { 1 } else { 4 });
+    });
+}
+
+case!(fault_a_rank_that_forgot_to_leave_is_named_by_the_launcher);
+fn fault_a_rank_that_forgot_to_leave_is_named_by_the_launcher() {
+    let options = options().body_leaves().any_end().during(|job| {
+        let failure = job.wait_failure().expect("ranks fail");
+        assert_ne!(failure.rank, 2, "{failure}");
+        assert_eq!((&failure.cause, failure.quit_before), (&Cause::Exit(1), Some(2)), "{failure}");
+        let told = "rank 2 had ended before, with code 0: is there a `leave`";
+        assert!(failure.to_string().contains(told), "{failure}");
+    });
+    run(4, options, async |job| {
+        let heard = job.counter();
+        let count = heard.clone();
+        let here = job.register("here", move |_: Message, _: &mut Scope| count.add(1)).unwrap();
+        job.barrier().await.unwrap();
+        if job.rank() == Rank(2) {
+            soon("the others", heard.reach(3)).await;
+            std::process::exit(0);
+        }
+        here.send(Rank(2), "").await.unwrap();
+        let lost = soon("a barrier without rank 2", job.barrier()).await;
+        std::process::exit(if lost.is_err() { 1 } else { 4 });
     });
 }

@@ -46,6 +46,7 @@ fn be_a_rank() {
         Ok("late") => hosts::late(),
         Ok("first") => runtime.block_on(sequels::first_rank()),
         Ok("hasty") => sequels::hasty_rank(&runtime),
+        Ok("twin") => runtime.block_on(sequels::twin_rank()),
         Ok("leaver") => runtime.block_on(sequels::leaver_rank()),
         Ok("keeper") => runtime.block_on(sequels::keeper_rank()),
         Ok("moved") => moved_rank(runtime),

@@ -202,7 +202,10 @@ impl Arena {
         {
             return Err(DeviceError::Mismatch {
                 subject: "the rank table",
-                problem: format!("rank {rank} was already claimed by process {other}"),
+                problem: format!(
+                    "rank {rank} was already claimed by process {other}: a job has one program for each rank, so start the next \
+                     program as a job of its own"
+                ),
             });
         }
         let this = Process::this();

@@ -32,6 +32,8 @@ const LOOK_AFTER_BYTES: u64 = 4 << 20;
 const MOST_AHEAD: u64 = 8 << 20;
 /// Leases that outlive their handlers past which the reader is asked to copy at once.
 const MOST_KEPT: usize = GRANT_COUNT / 2;
+/// As many as these are looked at for the first time, to see whether they came back.
+const LOOK_AT_KEPT: usize = GRANT_COUNT / 16;
 
 /// The grants of one lane.
 #[derive(Debug)]
@@ -45,6 +47,11 @@ pub struct Grants {
     resting: Ring<Slot>,
     /// Grants whose record was consumed and that are not returned.
     kept: Vec<Granted>,
+    /// As many of these are looked at: twice as many as had not come back the last time, so that each costs a few looks
+    /// however long it is kept, and never more than may be kept.
+    look_at_kept: usize,
+    /// Grants that were consumed since then.
+    consumed: usize,
     /// The other grants, oldest first.
     ahead: Ring<Granted>,
     bytes_ahead: u64,
@@ -89,6 +96,18 @@ struct Granted {
     end: u64,
 }
 
+impl Granted {
+    fn came_back(&self, returned: &impl Fn(usize) -> u64) -> bool {
+        returned(usize::from(self.slot.number)) == self.life
+    }
+
+    /// The number and the page are free.
+    fn end(&self, free: &mut Vec<u16>, pool: &mut PagePool) {
+        free.push(self.slot.number);
+        pool.give_back(self.slot.page());
+    }
+}
+
 impl Grants {
     /// None yet, of pages from a pool of so many bytes.
     #[must_use]
@@ -99,6 +118,8 @@ impl Grants {
             free: Vec::new(),
             resting: Ring::new(),
             kept: Vec::new(),
+            look_at_kept: LOOK_AT_KEPT,
+            consumed: 0,
             ahead: Ring::new(),
             bytes_ahead: 0,
             most_ahead,
@@ -209,10 +230,10 @@ impl Grants {
     pub fn settle(&mut self, head: u64, returned: impl Fn(usize) -> u64, pool: &mut PagePool) -> bool {
         let mut any = false;
         while let Some(&granted) = self.ahead.front() {
-            let Granted { slot, life, end } = granted;
+            let slot = granted.slot;
             // A grant that came back was consumed, whatever the head says.
-            let came_back = returned(usize::from(slot.number)) == life;
-            if !came_back && head < end {
+            let came_back = granted.came_back(&returned);
+            if !came_back && head < granted.end {
                 break;
             }
             self.ahead.pop_front();
@@ -225,7 +246,14 @@ impl Grants {
             } else {
                 self.put_back(slot, pool);
             }
+            self.consumed += 1;
             any = true;
+        }
+        // Nobody runs out of pages of a length whose messages are copied: that those which were kept have come back, so that
+        // messages need not be copied any more, is seen here alone. A few looks for each message at most.
+        let are_many = self.kept.len() >= self.look_at_kept || pool.is_scarce();
+        if are_many && any && 4 * self.consumed >= self.kept.len() && !self.kept.is_empty() {
+            self.sweep_kept(&returned, pool);
         }
         any
     }
@@ -233,30 +261,40 @@ impl Grants {
     /// Looks at every grant, and has no page rest. True if any came back.
     pub fn sweep(&mut self, returned: impl Fn(usize) -> u64, pool: &mut PagePool) -> bool {
         self.end_rest(pool);
-        let Grants { free, kept, ahead, bytes_ahead, .. } = self;
-        let had = free.len();
-        let mut still_out = |granted: &Granted, bytes: &mut u64| {
-            let Granted { slot, life, .. } = *granted;
-            let came_back = returned(usize::from(slot.number)) == life;
+        let had = self.free.len();
+        let Grants { free, ahead, bytes_ahead, .. } = self;
+        ahead.retain(|granted| {
+            let came_back = granted.came_back(&returned);
             if came_back {
-                *bytes -= slot.page().len();
-                free.push(slot.number);
-                pool.give_back(slot.page());
+                *bytes_ahead -= granted.slot.page().len();
+                granted.end(free, pool);
             }
             !came_back
-        };
-        ahead.retain(|granted| still_out(granted, bytes_ahead));
-        kept.retain(|granted| still_out(granted, &mut u64::MAX.clone()));
-        free.len() > had
+        });
+        self.sweep_kept(&returned, pool);
+        self.free.len() > had
+    }
+
+    /// Looks at the grants that are kept.
+    #[cold]
+    fn sweep_kept(&mut self, returned: &impl Fn(usize) -> u64, pool: &mut PagePool) {
+        let Grants { free, kept, .. } = self;
+        kept.retain(|granted| {
+            let came_back = granted.came_back(returned);
+            if came_back {
+                granted.end(free, pool);
+            }
+            !came_back
+        });
+        self.look_at_kept = (2 * kept.len()).clamp(LOOK_AT_KEPT, MOST_KEPT);
+        self.consumed = 0;
     }
 
     /// The reader is dead: all of its grants are void.
     pub fn void(&mut self, pool: &mut PagePool) {
         self.end_rest(pool);
-        for Granted { slot, .. } in self.ahead.drain().chain(self.kept.drain(..)) {
-            pool.give_back(slot.page());
-            self.free.push(slot.number);
-        }
+        let Grants { free, kept, ahead, .. } = self;
+        ahead.drain().chain(kept.drain(..)).for_each(|granted| granted.end(free, pool));
         self.bytes_ahead = 0;
     }
 }
@@ -266,6 +304,72 @@ mod tests {
     use super::*;
     use crate::pages::Taken;
     use std::collections::{HashMap, HashSet};
+
+    /// A page of this length goes out; its record ends at `end`.
+    fn grant(grants: &mut Grants, pool: &mut PagePool, end: u64) -> (u16, u64) {
+        let slot = grants.take(4096, pool).unwrap_or_else(|| {
+            let Some(Taken::Warm(page) | Taken::Fresh(page)) = pool.take(4096) else { panic!("no page") };
+            Slot::new(grants.number(pool).expect("a number"), page, true)
+        });
+        let life = grants.next_life();
+        grants.grant(slot, end);
+        (slot.number, life)
+    }
+
+    /// A reader that keeps some messages for a while gets them without a copy for ever.
+    #[test]
+    fn leases_that_come_back_in_a_stream_are_noticed() {
+        let (mut pool, mut words) = (PagePool::new(1 << 40), [0u64; GRANT_COUNT]);
+        let mut grants = Grants::new(pool.size());
+        let mut held = std::collections::VecDeque::new();
+        for end in 1..20 * GRANT_COUNT as u64 {
+            held.push_back(grant(&mut grants, &mut pool, end));
+            if held.len() > MOST_KEPT / 3 {
+                let (number, life) = held.pop_front().expect("some");
+                words[usize::from(number)] = life;
+            }
+            grants.settle(end, |n| words[n], &mut pool);
+            assert!(!grants.are_kept(), "after {end} messages");
+        }
+    }
+
+    /// One that has kept too many, and has given them back, is not asked to copy any longer.
+    #[test]
+    fn who_has_given_back_what_it_kept_need_not_copy() {
+        let (mut pool, mut words) = (PagePool::new(1 << 40), [0u64; GRANT_COUNT]);
+        let mut grants = Grants::new(pool.size());
+        let held: Vec<_> = (0..MOST_KEPT).map(|_| grant(&mut grants, &mut pool, 0)).collect();
+        grants.settle(0, |n| words[n], &mut pool);
+        let copied = |grants: &mut Grants, pool: &mut PagePool, words: &mut [u64], end| {
+            let (number, life) = grant(grants, pool, end);
+            words[usize::from(number)] = life;
+            grants.settle(end, |n| words[n], pool);
+        };
+        copied(&mut grants, &mut pool, &mut words, 1);
+        assert!(grants.are_kept());
+        held.into_iter().for_each(|(number, life)| words[usize::from(number)] = life);
+        for end in 2..2 + MOST_KEPT as u64 {
+            copied(&mut grants, &mut pool, &mut words, end);
+        }
+        assert!(!grants.are_kept());
+    }
+
+    /// The same of a few that were most of the pool.
+    #[test]
+    fn who_has_given_back_most_of_the_pool_need_not_copy() {
+        let (mut pool, mut words) = (PagePool::new(16 << 12), [0u64; GRANT_COUNT]);
+        let mut grants = Grants::new(pool.size());
+        let held: Vec<_> = (0..10).map(|_| grant(&mut grants, &mut pool, 0)).collect();
+        grants.settle(0, |n| words[n], &mut pool);
+        assert!(pool.is_scarce());
+        held.into_iter().for_each(|(number, life)| words[usize::from(number)] = life);
+        for end in 1..5 {
+            let (number, life) = grant(&mut grants, &mut pool, end);
+            words[usize::from(number)] = life;
+            grants.settle(end, |n| words[n], &mut pool);
+        }
+        assert!(!pool.is_scarce());
+    }
 
     /// Random grants, returns in any order, heads that lag, pages that rest, numbers and pages that are taken apart: every
     /// page comes back exactly once, and never before it was returned; none is lost.

@@ -13,7 +13,7 @@ use crate::hosts::wire::{GREETING, Kind, VERSION, read_frame, write_frame};
 use crate::job::{RunningJob, Shared};
 use crate::outcome::RankEnd;
 use crate::output::{Relay, Stream, print};
-use crate::signals::{Forwarded, Target};
+use crate::signals::{By, Forwarded, Target};
 use crate::spawn::Launch;
 use crate::supervisor::Reaped;
 
@@ -138,7 +138,7 @@ fn listen(shared: &Shared) {
     while let Ok(Some(frame)) = read_frame(&mut input) {
         let signal = i32::try_from(frame.number).ok().and_then(Signal::from_named_raw);
         match signal.filter(|_| frame.kind == Kind::Signal) {
-            Some(signal) => drop(shared.forward(Forwarded { signal, by_terminal: false })),
+            Some(signal) => drop(shared.forward(Forwarded { signal, by: By::Process })),
             None => break,
         }
     }

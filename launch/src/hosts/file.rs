@@ -130,6 +130,16 @@ impl Hosts {
 }
 
 impl Host {
+    /// As the remote shell is told it: in a list an IPv6 address may have brackets, which `ssh` takes for a part of the name.
+    pub(crate) fn destination(&self) -> String {
+        let (user, host) = match self.name.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, &*self.name),
+        };
+        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        user.map_or_else(|| address.to_owned(), |user| format!("{user}@{address}"))
+    }
+
     /// Whether it can only be this one.
     pub(crate) fn is_local(&self) -> bool {
         let host = self.name.rsplit('@').next().unwrap_or_default();
@@ -155,6 +165,13 @@ mod tests {
         }
         let others = hosts.clone().remote_shell(["rsh", "-n"]);
         assert_eq!(others.remote_shell_with(Duration::from_secs(5)), ["rsh", "-n"]);
+    }
+
+    #[test]
+    fn the_remote_shell_is_told_an_address_without_brackets() {
+        let hosts = Hosts::parse("alpha\nme@beta\n[::1]\nme@[fe80::1%eth0]\n::1\nme@::1").unwrap();
+        let told: Vec<String> = hosts.hosts.iter().map(Host::destination).collect();
+        assert_eq!(told, ["alpha", "me@beta", "::1", "me@fe80::1%eth0", "::1", "me@::1"]);
     }
 
     #[test]

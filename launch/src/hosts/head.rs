@@ -267,7 +267,8 @@ impl Head {
         if self.first_failure.is_some() {
             return;
         }
-        self.first_failure = Some(Failure { rank, pid, cause, after: self.began.elapsed() });
+        self.first_failure =
+            Some(Failure { rank, pid, cause, after: self.began.elapsed(), quit_before: None });
         if self.keep_going {
             return;
         }
@@ -297,7 +298,7 @@ impl Head {
             let rank = self.nodes.iter().position(|other| other == node).unwrap_or_default() as u32;
             let after = self.began.elapsed();
             let cause = Cause::Signal(signal.as_raw());
-            self.first_failure.get_or_insert(Failure { rank, pid: None, cause, after });
+            self.first_failure.get_or_insert(Failure { rank, pid: None, cause, after, quit_before: None });
         }
         self.deadline.get_or_insert_with(|| Instant::now() + self.grace + SLACK);
     }

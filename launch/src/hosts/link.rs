@@ -76,12 +76,13 @@ impl Link {
         printing: Printing,
         events: Sender<Event>,
     ) -> io::Result<Self> {
-        let host = hosts.hosts[node as usize].name.clone();
+        let listed = &hosts.hosts[node as usize];
+        let (host, destination) = (listed.name.clone(), listed.destination());
         let missing = || io::Error::new(io::ErrorKind::InvalidInput, "the remote shell's command is empty");
         let remote_shell = hosts.remote_shell_with(silence);
         let (program, args) = remote_shell.split_first().ok_or_else(missing)?;
         let mut command = Command::new(program);
-        command.args(args).arg(&host).args(&hosts.agent);
+        command.args(args).arg(&destination).args(&hosts.agent);
         // The terminal's Ctrl-C is the head's to pass on: a remote shell that it ends would take its ranks along unasked.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         // A remote shell may have streams that it is given never wait, also for those who share them with it.

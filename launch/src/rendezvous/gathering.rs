@@ -32,6 +32,8 @@ pub(crate) struct Gathering {
     over: bool,
     /// How often each rank has come again.
     incarnations: Vec<u32>,
+    /// Of which incarnation each part of `last` is: a rank that comes again is counted before it gives its own.
+    given: Vec<u32>,
 }
 
 impl Gathering {
@@ -46,11 +48,12 @@ impl Gathering {
             last: None,
             over: false,
             incarnations: vec![0; size as usize],
+            given: vec![0; size as usize],
         }
     }
 
     /// The state of a meeting that another has served, in which nobody is expected but those who are not gone.
-    /// `roster`: the ranks' incarnations and what they gave last, if they met where that is known.
+    /// `roster`: what the ranks gave last, and as which incarnations, if they met where that is known.
     pub(crate) fn taken_over(
         size: u32,
         gone: &[(u32, bool)],
@@ -59,6 +62,7 @@ impl Gathering {
         let mut gathering = Self::new(size);
         gathering.over = true;
         if let Some((incarnations, parts)) = roster {
+            gathering.given.clone_from(&incarnations);
             gathering.incarnations = incarnations;
             gathering.last = Some(Arc::new(parts));
         }
@@ -206,10 +210,10 @@ impl Gathering {
         self.over = true;
     }
 
-    /// The ranks' incarnations and what they gave last, once the meeting is over.
+    /// What the ranks gave last, and as which incarnations, once the meeting is over.
     pub(crate) fn roster(&self) -> Option<(Vec<u32>, Round)> {
         let parts = self.last.clone().filter(|_| self.over)?;
-        Some((self.incarnations.clone(), parts))
+        Some((self.given.clone(), parts))
     }
 
     /// A rank that has come again gives its part; which incarnation it is.
@@ -217,15 +221,20 @@ impl Gathering {
         if let Some(part) = self.last.as_mut().and_then(|last| Arc::make_mut(last).get_mut(rank as usize)) {
             *part = blob;
         }
-        self.incarnations[rank as usize]
+        let incarnation = self.incarnations[rank as usize];
+        self.given[rank as usize] = incarnation;
+        incarnation
     }
 
     /// The ranks that are there again, with their incarnations and parts.
     pub(crate) fn returned(&self) -> impl Iterator<Item = (u32, u32, &[u8])> {
         let parts = self.last.iter().flat_map(|last| last.iter());
-        let all = (0..).zip(&self.seats).zip(&self.incarnations).zip(parts);
-        all.filter_map(|(((rank, seat), incarnation), part)| match seat {
-            Seat::Taken(_) | Seat::Empty if *incarnation > 0 => Some((rank, *incarnation, &part[..])),
+        // Of those that have yet to give theirs there is only the part of the process before.
+        let current = self.incarnations.iter().zip(&self.given);
+        let current = current.map(|(incarnation, given)| (given == incarnation).then_some(*incarnation));
+        let all = (0..).zip(&self.seats).zip(current).zip(parts);
+        all.filter_map(|(((rank, seat), incarnation), part)| match (seat, incarnation) {
+            (Seat::Taken(_) | Seat::Empty, Some(incarnation @ 1..)) => Some((rank, incarnation, &part[..])),
             _ => None,
         })
     }
@@ -411,9 +420,44 @@ mod tests {
         assert!(gathering.told_arrived(0, 1, &[7]) && !gathering.told_arrived(0, 1, &[8]));
         assert!(!gathering.told_arrived(3, 1, &[]), "there is no such rank");
         let (incarnations, parts) = gathering.roster().unwrap();
-        assert_eq!((incarnations, &*parts), (vec![1, 2, 1], &vec![vec![7], vec![1], vec![2]]));
+        assert_eq!((incarnations, &*parts), (vec![1, 2, 0], &vec![vec![7], vec![1], vec![2]]));
         assert_eq!(gathering.join(hello(0, Some(1)), "p0"), Ok(0));
         assert!(!gathering.is_expecting());
+    }
+
+    #[test]
+    fn an_address_is_of_the_incarnation_that_gave_it() {
+        let later = Instant::now() + Duration::from_secs(60);
+        let mut gathering = joined(3);
+        for rank in 0..3 {
+            gathering.give(rank, 0, vec![rank as u8], later).unwrap();
+        }
+        gathering.watch();
+        (1..3).for_each(|rank| gathering.leave(rank, false));
+        // Both have their seats before either has given its part.
+        for rank in [1, 2] {
+            assert_eq!(gathering.join(Hello { rank, size: 3, pid: 9, moves: None }, "again"), Ok(1));
+        }
+        let roster = |gathering: &Gathering| {
+            let (incarnations, parts) = gathering.roster().unwrap();
+            incarnations.into_iter().zip(parts.iter().cloned()).collect::<Vec<_>>()
+        };
+        let returned = |gathering: &Gathering| {
+            let all =
+                gathering.returned().map(|(rank, incarnation, part)| (rank, incarnation, part.to_vec()));
+            all.collect::<Vec<_>>()
+        };
+        assert_eq!(roster(&gathering), [(0, vec![0]), (0, vec![1]), (0, vec![2])]);
+        assert_eq!(returned(&gathering), vec![]);
+        gathering.give_again(2, vec![7]);
+        assert_eq!(roster(&gathering), [(0, vec![0]), (0, vec![1]), (1, vec![7])]);
+        assert_eq!(returned(&gathering), vec![(2, 1, vec![7])]);
+        // Whoever goes on in this one's place hears of the other when that has given its own.
+        let (incarnations, parts) = gathering.roster().unwrap();
+        let mut next = Gathering::taken_over(3, &[], Some((incarnations, parts.to_vec())));
+        assert_eq!(returned(&next), vec![(2, 1, vec![7])]);
+        assert!(next.told_arrived(1, 1, &[8]) && !next.told_arrived(2, 1, &[9]));
+        assert_eq!(roster(&next), [(0, vec![0]), (1, vec![8]), (1, vec![7])]);
     }
 
     #[test]

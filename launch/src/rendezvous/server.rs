@@ -465,7 +465,8 @@ impl Server {
             self.keep_few_without_seat();
             return;
         }
-        let member = match refusal.map_or_else(|| self.gathering.join(hello, &who), Err) {
+        let joined = refusal.map_or_else(|| self.gathering.join(hello, &who), Err);
+        let member = match joined.map_err(|failure| self.without_hope(failure)) {
             Ok(incarnation) => {
                 tracing::debug!(rank = hello.rank, who, incarnation, "came to the rendezvous");
                 let mut member = Member::new(stream, channel, Some(hello.rank), hello);
@@ -483,7 +484,7 @@ impl Server {
                     _ if hello.moves.is_some() => {
                         tracing::debug!(rank = hello.rank, who, ?failure, "has no seat here");
                     }
-                    _ => tracing::warn!(rank = hello.rank, who, ?failure, "the rendezvous refused a rank"),
+                    _ => self.tell_refused(hello.rank, &who, &failure),
                 }
                 let mut member = Member::new(stream, channel, None, hello);
                 member.dismiss(&failure, now + LINGER);
@@ -492,6 +493,24 @@ impl Server {
         };
         self.members.push(member);
         self.keep_few_without_seat();
+    }
+
+    /// Whoever has left waits for the end of the job where a rank serves, as the next one of the same ranks may meet there then; a
+    /// launcher serves one job.
+    fn without_hope(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::LeftBefore { rank, first } if self.served_by().is_none() => Failure::Refused(format!(
+                "rank {rank} was here as {first} and has left the job in order, so that no other process can be it: start \
+                 one program per `posthaste run`"
+            )),
+            failure => failure,
+        }
+    }
+
+    fn tell_refused(&mut self, rank: u32, who: &str, failure: &Failure) {
+        if let Some(left_out) = self.log.line(Instant::now()) {
+            tracing::warn!(rank, who, ?failure, left_out, "the rendezvous refused a rank");
+        }
     }
 
     /// A rank that asks again and again is told once; its last attempts are not of more use than the others' descriptors.

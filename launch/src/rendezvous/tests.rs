@@ -1,14 +1,21 @@
 //! Members that have the key and break the rules.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::span::{Attributes, Id, Record};
 
 use crate::key::JobKey;
 use crate::meeting::{Meeting, MeetingError};
+use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::noise::{Channel, hello, record_length};
+use crate::rendezvous::server::{Server, Stop};
 use crate::rendezvous::wire::{
-    ANSWER, HEADER, HELLO, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, TAG, message,
+    ANSWER, HEADER, HELLO, Header, Hello, Kind, MAX_BLOB, MAX_RECORD, NO_RANK, TAG, message,
 };
 use crate::rendezvous::{Bulletin, Notice, Rendezvous, RendezvousClient, Succession};
 
@@ -168,6 +175,61 @@ fn a_member_that_reads_nothing_holds_up_nobody() {
     let began = Instant::now();
     drop(place);
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// Counts the lines that would be logged.
+struct Lines(Arc<AtomicU32>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn whoever_comes_in_vain_again_and_again_fills_no_log() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let place = listener.local_addr().unwrap();
+    let stop = Arc::new(Stop {
+        bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
+        stopping: AtomicBool::new(false),
+        ended: Mutex::default(),
+        served_by: AtomicU32::new(NO_RANK),
+        fate: Mutex::default(),
+    });
+    let lines = Arc::new(AtomicU32::new(0));
+    let (began, refused) = (Instant::now(), 100);
+    std::thread::scope(|scope| {
+        let (stopped, counted) = (Arc::clone(&stop), Lines(Arc::clone(&lines)));
+        scope.spawn(move || {
+            let job = crate::JobId::random().unwrap();
+            let server = Server::new(listener, stopped, job, key(), Gathering::new(2), SILENCE, None);
+            tracing::subscriber::with_default(counted, || server.run());
+        });
+        let come = |rank| Rendezvous::meet(&[place.to_string()], rank, 2, &key(), soon(), SILENCE);
+        let zero = come(0);
+        let again = (0..refused).filter(|_| matches!(come(0), Err(MeetingError::ClaimedTwice { .. })));
+        assert_eq!(again.count(), refused);
+        stop.stopping.store(true, Ordering::Release);
+        stop.ring();
+        drop(zero);
+    });
+    let (lines, most) = (u64::from(lines.load(Ordering::Relaxed)), 5 * (began.elapsed().as_secs() + 2));
+    assert!((1..=most).contains(&lines), "{lines} lines");
 }
 
 #[test]

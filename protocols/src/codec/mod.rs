@@ -2,12 +2,14 @@
 
 mod bounded;
 mod shape;
+mod whole;
 
 use bounded::{Bounded, Parts};
 use posthaste_core::CallError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shape::{Hash, add_shape};
+use whole::{LeftOut, Whole};
 
 /// A hash of a message type whose bytes are sent as they lie in memory: of its name, as
 /// [`type_name`](std::any::type_name) gives it, its size and its alignment. It is never 0, which stands for bytes. Ranks of
@@ -83,10 +85,11 @@ fn add_name<T>(hash: &mut Hash, encoding: &str) {
     hash.add(&(size_of::<T>() as u64).to_le_bytes());
 }
 
-/// Encodes with postcard.
+/// Encodes with postcard: without names of fields, whose values are read in the order in which they are written.
 ///
 /// # Errors
-/// If the value cannot be encoded.
+/// If the value cannot be encoded, as one of a length that is not known before (a field with `#[serde(flatten)]`); if it leaves
+/// out a field, as `#[serde(skip_serializing_if = "..")]` does: whoever decodes it would take the next one for it.
 ///
 /// # Examples
 /// ```
@@ -98,13 +101,21 @@ fn add_name<T>(hash: &mut Hash, encoding: &str) {
 /// # Ok::<(), posthaste::CallError>(())
 /// ```
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CallError> {
-    postcard::to_stdvec(value).map_err(|error| CallError::Codec { what: "encode", reason: error.to_string() })
+    let left_out = LeftOut::default();
+    postcard::to_stdvec(&Whole::new(value, &left_out)).map_err(|error| {
+        let reason = match left_out.get() {
+            Some(field) => format!("the field {field} is left out, which its encoding cannot tell"),
+            None => error.to_string(),
+        };
+        CallError::Codec { what: "encode", reason }
+    })
 }
 
 /// Decodes with postcard.
 ///
 /// # Errors
-/// If the bytes are not those of a value, or more; if options, sequences, structures and variants are more than 256 deep within
+/// If the bytes are not those of a value, or more, or if its type has to be told by them what they are (`#[serde(untagged)]`,
+/// `#[serde(tag = "..")]`), which they do not tell; if options, sequences, structures and variants are more than 256 deep within
 /// each other, as a list may be whose elements own the next one; or if there are far more elements than bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CallError> {
     let fail = |reason: String| CallError::Codec { what: "decode", reason };

@@ -21,6 +21,57 @@ use thiserror::Error;
 
 use super::schedule::Kind;
 
+/// What is wrong with a list of members.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> posthaste::Result<()> {
+/// let job = posthaste::solo().await?;
+/// use posthaste::{BadMembers, CollectiveError, Rank};
+/// let twice = job.collectives().subset(&[job.rank(), job.rank()]).await;
+/// assert!(matches!(twice, Err(CollectiveError::BadMembers(BadMembers::Twice(Rank(0))))));
+/// # job.leave().await
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum BadMembers {
+    /// There is nobody in it.
+    #[error("is empty")]
+    Nobody,
+    /// The job has no such rank.
+    #[error("names rank {rank}: the job has ranks 0 to {last}", last = .size - 1)]
+    Unknown {
+        /// The rank that was named.
+        rank: Rank,
+        /// Ranks of the job.
+        size: usize,
+    },
+    /// A rank is in it more than once.
+    #[error("names rank {0} twice")]
+    Twice(Rank),
+    /// The caller is not in it.
+    #[error("does not name rank {0}, which asks for it: members alone do")]
+    Without(Rank),
+}
+
+/// Whether a list is that of a group of a job of so many ranks, which this rank is in.
+pub(crate) fn check_members(ranks: &[Rank], me: Rank, size: usize) -> Result<(), BadMembers> {
+    let mut named = vec![false; size];
+    for &rank in ranks {
+        let named = named.get_mut(rank.index()).ok_or(BadMembers::Unknown { rank, size })?;
+        if std::mem::replace(named, true) {
+            return Err(BadMembers::Twice(rank));
+        }
+    }
+    match named.get(me.index()) {
+        Some(true) => Ok(()),
+        _ if ranks.is_empty() => Err(BadMembers::Nobody),
+        _ => Err(BadMembers::Without(me)),
+    }
+}
+
 /// Why a collective operation was refused or failed.
 ///
 /// # Examples
@@ -50,12 +101,9 @@ pub enum CollectiveError {
         /// Ranks of the group.
         size: usize,
     },
-    /// The list of members names a rank twice, or one that the job does not have, or not this one.
-    #[error("a group has different ranks of the job as its members, and rank {me} among them")]
-    BadMembers {
-        /// This rank.
-        me: Rank,
-    },
+    /// The list of members is none of a group that this rank is in.
+    #[error("the list of a group's members {0}")]
+    BadMembers(#[from] BadMembers),
     /// A rank has as many groups as their numbers can tell apart. Where the others have that group nevertheless, as after a
     /// split, its operations end with [`Fault::OutOfMemory`].
     #[error("this rank has 65535 groups: drop those that are not used any more")]

@@ -442,7 +442,8 @@ mod tests {
     use crate::fixture::{first_of, hears};
     use posthaste_core::ContextId;
     use posthaste_core::context::Face;
-    use posthaste_core::engine::Engine;
+    use posthaste_core::device::PeerEvent;
+    use posthaste_core::engine::{Engine, Work};
 
     #[test]
     fn what_is_said_to_another_context_than_the_first_is_no_members() {
@@ -471,6 +472,23 @@ mod tests {
         assert_eq!(look(&waits), Some(Some(Fault::PeerLost(Rank(1)))));
         // Whoever begins to wait now waits for the incarnation that is there.
         assert_eq!(look(&hub.waits_for_offers()), None);
+    }
+
+    /// Who has left a group in order is none of its members any more, whoever comes under its number.
+    #[test]
+    fn who_left_a_group_does_not_come_back_to_it() {
+        for fault in [Fault::PeerLost(Rank(1)), Fault::PeerClosed(Rank(1))] {
+            let client = first_of(3, 1);
+            let hub = Hub::new(&client, &[0; 3]).expect("the name is free");
+            let handle = &client.contexts()[0];
+            for event in [PeerEvent::down(fault), PeerEvent::Up { incarnation: 1 }] {
+                handle.post_work(Work::Peer(Rank(1), event));
+                assert!(handle.enter(|_| ()).is_ok());
+            }
+            let state = hub.lock();
+            let told = state.groups[0].failure(0).or(state.groups[0].absence(0));
+            assert_eq!(told, Some(fault));
+        }
     }
 
     #[test]

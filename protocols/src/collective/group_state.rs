@@ -14,7 +14,7 @@ use bytes::Bytes;
 use posthaste_core::memory::SharedSlice;
 use posthaste_core::slot::Value;
 use posthaste_core::{Collective, Fault, Rank, Ticket};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Operations that a rank may be ahead of a member of the group: beyond that its parts wait.
@@ -253,6 +253,8 @@ pub(super) struct GroupState {
     pub started: u64,
     pub early: HashMap<u64, Vec<Early>>,
     pub down: BTreeMap<usize, Fault>,
+    /// Those of them whom it lost: who was down before it was made here takes part once started again, and these do not.
+    pub lost: BTreeSet<usize>,
     pub broken: Option<(u64, Fault)>,
     pub lowered: Lowered,
     /// It was broken before it was made here, and the others have not heard of that from this rank.
@@ -285,6 +287,7 @@ impl GroupState {
             started: 0,
             early: HashMap::new(),
             down: BTreeMap::new(),
+            lost: BTreeSet::new(),
             broken: None,
             lowered: Lowered::default(),
             untold: false,
@@ -470,6 +473,7 @@ impl GroupState {
     pub fn lose(&mut self, place: usize, fault: Fault) -> Vec<usize> {
         let told = self.broken.filter(|_| !self.outlived).map(|_| self.neighbours());
         self.down.insert(place, fault);
+        self.lost.insert(place);
         let Some(told) = told else { return Vec::new() };
         let mut new = self.neighbours();
         new.retain(|neighbour| !told.contains(neighbour));

@@ -36,14 +36,14 @@ impl Run {
 
     /// Whether all have answered, so that there may be room now: [`Self::lend`] is next.
     pub fn may_have_room(&self) -> bool {
-        self.awaits_room && self.ready.is_empty() && self.unclear.iter().all(|at| self.is_clear(*at))
+        self.awaits_room && self.ready.is_empty() && self.unclear.keys().all(|key| self.clear.contains(key))
     }
 
     /// Lends what goes to all, or sends it where there is no room.
     pub fn lend(&mut self, area: Option<Area>) {
         self.awaits_room = false;
         self.input.lent = area.map(|area| Lent { area, exchange: None });
-        self.ready.extend(self.unclear.drain(..));
+        self.ready.extend(std::mem::take(&mut self.unclear).into_values().flatten());
         self.shown.resize(if self.lends() { self.slices() } else { 0 }, false);
     }
 

@@ -44,7 +44,8 @@ mod unboarded;
 pub(crate) mod wire;
 
 pub use algorithm::Algorithm;
-pub use call::{CollectiveError, InFlight};
+pub(crate) use call::check_members;
+pub use call::{BadMembers, CollectiveError, InFlight};
 pub use execution::{Execution, Executor, PhaseByPhase, Step, Turn};
 pub use reduce::{Arithmetic, Bits, Datum, Located, Reduce};
 pub use schedule::{Action, Blocks, Kind, Phase, Place, Program, Route, Schedule, Source, Transfer};

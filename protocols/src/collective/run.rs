@@ -16,8 +16,7 @@ use super::stage::{Lent, Reference};
 use bytes::Bytes;
 use posthaste_core::device::Body;
 use posthaste_core::memory::Source;
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// The message that a step and a slice are.
@@ -26,6 +25,9 @@ pub(crate) struct At {
     pub slice: u32,
     pub step: u16,
 }
+
+/// What the receiver of a long message clears: its colour and step, in all slices of that.
+pub(super) type Cleared = (u32, u16);
 
 /// A message to be sent.
 #[derive(Debug)]
@@ -81,9 +83,9 @@ pub(crate) struct Run {
     pub(super) ready: VecDeque<At>,
     /// Sends that wait for room.
     parked: Vec<At>,
-    /// Long sends whose receiver is not known to be there, and those of which it is (by colour and step).
-    pub(super) unclear: Vec<At>,
-    clear: Vec<(u32, u16)>,
+    /// Long sends whose receiver is not known to be there, and those of which it is.
+    pub(super) unclear: BTreeMap<Cleared, Vec<At>>,
+    pub(super) clear: HashSet<Cleared>,
     /// What arrived before its turn.
     early: HashMap<At, Kept>,
     /// Receipts whose turn has come, of what arrived before it.
@@ -129,8 +131,8 @@ impl Run {
             remaining: 0,
             ready: VecDeque::new(),
             parked: Vec::new(),
-            unclear: Vec::new(),
-            clear: Vec::new(),
+            unclear: BTreeMap::new(),
+            clear: HashSet::new(),
             early: HashMap::new(),
             due: VecDeque::new(),
             parts: Vec::new(),
@@ -370,25 +372,22 @@ impl Run {
         if self.outgoing().bytes_of(&self.plan, &steps[step].blocks) as u64 != len {
             return Err(Misfit);
         }
-        let step = step as u16;
-        if self.clear.contains(&(colour, step)) {
-            // Who is asked says so once more.
-            return Ok(());
+        let cleared = (colour, step as u16);
+        // Who is asked says so once more.
+        if self.clear.insert(cleared) && !self.awaits_room {
+            self.ready.extend(self.unclear.remove(&cleared).into_iter().flatten());
         }
-        self.clear.push((colour, step));
-        if self.awaits_room {
-            return Ok(());
-        }
-        let unclear = std::mem::take(&mut self.unclear);
-        let (now, still): (Vec<At>, Vec<At>) = unclear.into_iter().partition(|at| self.is_clear(*at));
-        self.unclear = still;
-        self.ready.extend(now);
         Ok(())
     }
 
     /// Whether the receiver of a message is there.
     pub(super) fn is_clear(&self, at: At) -> bool {
-        self.clear.contains(&(self.colour(at.slice) as u32, at.step))
+        self.clear.contains(&self.clearance(at))
+    }
+
+    /// What its receiver clears it by.
+    fn clearance(&self, at: At) -> Cleared {
+        (self.colour(at.slice) as u32, at.step)
     }
 
     /// What goes to a rank in the first phase has been sent in some other way.
@@ -428,7 +427,7 @@ impl Run {
 
     /// To whom long messages are to go of which it is not known that their receivers are there.
     pub fn uncleared(&self) -> Vec<usize> {
-        each_once(self.unclear.iter().map(|at| self.step(*at).peer as usize))
+        each_once(self.unclear.values().flatten().map(|at| self.step(*at).peer as usize))
     }
 
     /// Tries again what had to wait.
@@ -458,7 +457,7 @@ impl Run {
             }
             let long = self.outgoing().is_long(&plan, step);
             if self.awaits_room || (long && !self.is_clear(at)) {
-                self.unclear.push(at);
+                self.unclear.entry(self.clearance(at)).or_default().push(at);
                 continue;
             }
             let (mut first, mut more) = (None, Vec::new());

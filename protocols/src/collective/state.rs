@@ -314,7 +314,11 @@ impl State {
             return;
         }
         if self.broken.len() >= MOST_LEFT {
-            self.broken.pop_front();
+            // As in `note_left`.
+            let own = |known: &EarlyBreak| known.source == source;
+            let said = self.broken.iter().filter(|known| own(known)).count();
+            let oldest = if said > MOST_LEFT / 4 { self.broken.iter().position(own) } else { None };
+            self.broken.remove(oldest.unwrap_or(0));
         }
         self.broken.push_back(told);
     }
@@ -541,5 +545,18 @@ mod tests {
         assert_eq!(state.groups[at].absence(3), None);
         assert_eq!(state.groups[at].absence(4), Some(Fault::GroupLeft(Rank(1))));
         assert_eq!(state.left.len(), MOST_LEFT - 2);
+    }
+
+    /// Nor can one that says of thousands of groups that they are broken have others forgotten that are.
+    #[test]
+    fn who_tells_of_many_breaks_has_none_of_others_forgotten() {
+        let mut state = State::new(Rank(0), 8);
+        let cause = Fault::PeerLost(Rank(1));
+        state.note_broken(7, Rank(1), 0, cause);
+        for id in 0..2 * MOST_LEFT as u64 {
+            state.note_broken(100 + id, Rank(5), 0, Fault::PeerLost(Rank(5)));
+        }
+        let at = state.add(group()).expect("room");
+        assert_eq!(state.groups[at].failure(0), Some(cause));
     }
 }

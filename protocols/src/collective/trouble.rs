@@ -161,10 +161,12 @@ impl Hub {
         let State { peers, offers, unclaimed, down, reborn, groups, .. } = &mut *state;
         down.remove(&rank);
         reborn.insert(rank);
-        // Groups that the rank was a member of broke when it died. Those that did not were made since, by somebody who had heard
-        // of the restart before.
+        // Groups that the rank was a member of broke when it died, but for those that it had left in order, which have operations
+        // without it. Where it was down before they were made here, somebody has made them who had heard of the restart before.
         for (_, group) in groups.iter_mut().filter(|(_, group)| group.broken.is_none()) {
-            if let Some(place) = group.membership.place_of(rank) {
+            if let Some(place) = group.membership.place_of(rank)
+                && !group.lost.contains(&place)
+            {
                 group.down.remove(&place);
             }
         }

@@ -222,7 +222,7 @@ where
         let me = replier.me.rank;
         let name = &self.name;
         let request = decode::<Q>(&message.into_bytes()).map_err(|error| {
-            tracing::debug!(name, %source, %error, "a request could not be decoded");
+            tracing::warn!(name, %source, %error, "a request could not be decoded");
             Fault::Undecodable(me)
         });
         let answer = match request {

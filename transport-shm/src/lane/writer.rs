@@ -8,7 +8,7 @@ use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
 
 /// Lines behind the tail that are fetched at most once a record is written.
-const MOST_AHEAD: u64 = 8;
+const MOST_AHEAD: u64 = 12;
 
 /// The writing end.
 #[derive(Debug)]

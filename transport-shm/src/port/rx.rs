@@ -338,7 +338,10 @@ fn take_first(
 }
 
 /// Words of the longest payload of a record, and two more.
-const SCRATCH: usize = 2048 / 8 + 2;
+const SCRATCH: usize = {
+    let short = 2048 / 8 + 2;
+    if short > MOST_WORDS { short } else { MOST_WORDS }
+};
 
 /// Room for one payload. It begins with a cache line: the widest stores of a copy would else write to two each.
 #[repr(C, align(64))]

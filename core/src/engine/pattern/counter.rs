@@ -5,7 +5,8 @@ use super::super::{FifoId, Scope, State};
 use crate::descriptor::Info;
 use crate::error::Fault;
 use crate::ids::Rank;
-use crate::slot::{Outcome, Ticket, Value};
+use crate::row::{Row, Waits};
+use crate::slot::{Completer, Outcome, Ticket, Value};
 use slab::Slab;
 
 /// Names a replay as long as it is under way.
@@ -56,6 +57,12 @@ struct Settling {
     towards: Option<Rank>,
 }
 
+impl Waits for Settling {
+    fn still_waits(&self, completer: &mut Completer) -> bool {
+        completer.is_still_wanted(self.ticket)
+    }
+}
+
 /// All replays that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Replays {
@@ -64,7 +71,7 @@ pub(crate) struct Replays {
     /// Counts parts and replays; later ones have higher numbers until it wraps.
     generation: u32,
     /// Tickets that end when no part waits that is older than this.
-    settling: Vec<Settling>,
+    settling: Row<Settling>,
 }
 
 impl Replays {
@@ -271,13 +278,15 @@ impl State {
         if waits || self.replaying.settling.is_empty() {
             return;
         }
-        for settling in std::mem::take(&mut self.replaying.settling) {
-            if self.replaying.parts.iter().any(|(_, part)| self.is_waited_for(part, &settling)) {
-                self.replaying.settling.push(settling);
-            } else {
-                self.completer.complete(settling.ticket, Ok(Value::Unit));
+        let mut settling = std::mem::take(&mut self.replaying.settling);
+        settling.retain(|one| {
+            let waits = self.replaying.parts.iter().any(|(_, part)| self.is_waited_for(part, one));
+            if !waits {
+                self.completer.complete(one.ticket, Ok(Value::Unit));
             }
-        }
+            waits
+        });
+        self.replaying.settling = settling;
     }
 
     fn is_waited_for(&self, part: &Part, settling: &Settling) -> bool {
@@ -328,7 +337,8 @@ impl Scope<'_> {
         }
         let ticket = self.operation(None)?;
         let until = self.state.replaying.generation;
-        self.state.replaying.settling.push(Settling { ticket, until, towards });
+        let State { replaying, completer, .. } = &mut *self.state;
+        replaying.settling.push_back(Settling { ticket, until, towards }, completer);
         Ok(Some(ticket))
     }
 }

@@ -31,6 +31,9 @@ impl<T: Element> Window<T> {
     /// Puts the elements of a layout to those of another one in a rank's part; both have the same elements, and shapes
     /// of their own. Bases of layouts are in bytes, from the beginning of the part and of `source`.
     ///
+    /// What the elements are the layouts say alone: the types of the window and of `source` count for nothing, as memory of bytes
+    /// may hold anything. A layout of `f64` over a slice of `f32` moves pairs of these.
+    ///
     /// Memory that is mapped is written straight from the source, other memory by its owner. It takes effect behind this rank's
     /// puts that were polled before it, and before those polled later. Concurrent accesses to words of 8 bytes see them whole
     /// where the blocks of both layouts are such words.
