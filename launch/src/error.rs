@@ -141,7 +141,7 @@ pub enum HostFdsError {
 #[non_exhaustive]
 pub enum AdoptError {
     /// They were adopted before; a descriptor has one owner.
-    #[error("this process has already adopted its descriptors: join the job once and share the handle")]
+    #[error("this process has joined its job already: join once, and share the handle")]
     AlreadyAdopted,
     /// The environment of this process names none for this rank.
     #[error(

@@ -195,6 +195,8 @@ pub(crate) struct State {
     pub(crate) restarts: Vec<u32>,
     pub(crate) first_failure: Option<Failure>,
     pub(crate) ended_early: bool,
+    /// The launcher was told to end before a rank had failed.
+    pub(crate) told: Option<i32>,
     pub(crate) forwarded: Vec<Forwarded>,
     /// Its holder has ended it.
     pub(crate) end_asked: bool,
@@ -222,6 +224,7 @@ impl Shared {
             slots,
             first_failure: None,
             ended_early: false,
+            told: None,
             forwarded: Vec::new(),
             end_asked: false,
             abort: false,
@@ -292,6 +295,7 @@ impl State {
             ranks: ranks.collect(),
             first_failure: self.first_failure.clone(),
             ended_early: self.ended_early,
+            told: self.told,
         }
     }
 }

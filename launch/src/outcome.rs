@@ -76,10 +76,7 @@ impl fmt::Display for Failure {
         }
         match &self.cause {
             Cause::Exit(code) => write!(f, " exited with code {code}")?,
-            Cause::Signal(signal) => match signal_name(*signal) {
-                Some(name) => write!(f, " was killed by signal {signal} ({name})")?,
-                None => write!(f, " was killed by signal {signal}")?,
-            },
+            Cause::Signal(signal) => write!(f, " was killed by {}", named(*signal))?,
             Cause::NotStarted(why) => write!(f, " could not be started: {why}")?,
             Cause::HostLost(why) => write!(f, " is lost with its host: {why}")?,
         }
@@ -108,6 +105,8 @@ pub struct JobOutcome {
     pub first_failure: Option<Failure>,
     /// Whether the launcher ended the other ranks.
     pub ended_early: bool,
+    /// The signal by which the launcher itself was told to end before a rank had failed, if it was: what followed is its doing.
+    pub told: Option<i32>,
 }
 
 impl JobOutcome {
@@ -136,7 +135,10 @@ impl fmt::Display for JobOutcome {
             write!(f, "{started} of {} ranks ended well", self.ranks.len())?;
             return if self.ended_early { f.write_str("; the job was ended early") } else { Ok(()) };
         };
-        write!(f, "{failure}")?;
+        match self.told {
+            Some(signal) => write!(f, "told to end by {}: {failure}", named(signal))?,
+            None => write!(f, "{failure}")?,
+        }
         if self.ended_early {
             return f.write_str("; the other ranks were ended");
         }
@@ -146,6 +148,11 @@ impl fmt::Display for JobOutcome {
             failed => write!(f, "; {} other ranks failed", failed - 1),
         }
     }
+}
+
+/// A signal by its number, and by its usual name if it has one.
+fn named(signal: i32) -> String {
+    signal_name(signal).map_or_else(|| format!("signal {signal}"), |name| format!("signal {signal} ({name})"))
 }
 
 /// The usual name of a signal.

@@ -167,6 +167,9 @@ impl Supervisor {
             }
             ending = true;
             told.get_or_insert(signal);
+            if forwarded.by != By::Holder && self.suspects.is_none() && state.first_failure.is_none() {
+                state.told.get_or_insert(signal.as_raw());
+            }
             // Some send it to a process and then to its group: that is one request.
             let again = self.interrupted.is_some_and(|first| first.elapsed() > AT_ONCE);
             if again && signal != Signal::HUP && forwarded.by != By::Holder {

@@ -131,6 +131,22 @@ fn launcher(role: &str, dir: &Path) -> (Child, Vec<u32>) {
     started(process_of(role), dir)
 }
 
+#[test]
+fn a_launcher_that_is_told_to_end_says_so() {
+    let _dog = watchdog();
+    let dir = tempfile::tempdir().unwrap();
+    let mut launcher = process_of("patient");
+    launcher.env("POSTHASTE_TEST_DIR", dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = launcher.spawn().unwrap();
+    eventually("the launcher is ready", || dir.path().join("pids").exists());
+    send(&child, Signal::TERM);
+    let said = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    // The ranks do not end by it, and are killed.
+    let told = said.split_once("OUTCOME told to end by signal 15 (SIGTERM): rank ").expect(&said).1;
+    assert!(told.contains(" was killed by signal 9 (SIGKILL) after "), "{said}");
+}
+
 fn started(mut launcher: Command, dir: &Path) -> (Child, Vec<u32>) {
     let child =
         launcher.env("POSTHASTE_TEST_DIR", dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

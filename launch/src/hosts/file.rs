@@ -68,7 +68,7 @@ impl Hosts {
             hosts.push(Host { name: name.to_owned(), slots });
         }
         if hosts.is_empty() {
-            return Err("it lists no host".into());
+            return Err("there is no host in it".into());
         }
         Ok(Self {
             hosts,

@@ -90,6 +90,7 @@ impl Launch {
             obituary: place.obituary(),
             first_failure: None,
             ended_early: false,
+            told: None,
             keep_going: self.keep_going,
             grace: self.grace,
             began: now,
@@ -101,7 +102,8 @@ impl Launch {
         for (_, link) in &mut head.links {
             link.finish();
         }
-        Ok(JobOutcome { ranks: head.ends, first_failure: head.first_failure, ended_early: head.ended_early })
+        let Head { ends: ranks, first_failure, ended_early, told, .. } = head;
+        Ok(JobOutcome { ranks, first_failure, ended_early, told })
     }
 
     /// What one agent is told.
@@ -184,6 +186,8 @@ struct Head {
     obituary: Obituary,
     first_failure: Option<Failure>,
     ended_early: bool,
+    /// This launcher was told to end before a rank had failed.
+    told: Option<i32>,
     keep_going: bool,
     grace: Duration,
     began: Instant,
@@ -278,6 +282,9 @@ impl Head {
     /// Passes a signal to all ranks; some of them end the job.
     fn pass_on(&mut self, signal: Signal) {
         if [Signal::INT, Signal::TERM, Signal::HUP].contains(&signal) {
+            if self.first_failure.is_none() {
+                self.told.get_or_insert(signal.as_raw());
+            }
             self.end(signal);
         } else {
             self.links.iter_mut().for_each(|(_, link)| link.pass_on(signal));

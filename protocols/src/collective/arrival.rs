@@ -109,7 +109,7 @@ impl Hub {
         part: &Part<'_>,
     ) {
         let group = &mut state.groups[at];
-        if group.failure(operation).is_some() {
+        if group.failure(operation).is_some() || group.is_long_over(operation) {
             return;
         }
         let Tag { phase, mark, .. } = tag;

@@ -436,13 +436,14 @@ impl Hub {
 
 #[cfg(test)]
 mod tests {
+    use super::super::group_state::LATE;
     use super::super::records::MOST_RECORDS;
-    use super::super::wire::Origin;
+    use super::super::wire::{Origin, Tag};
     use super::*;
     use crate::fixture::{first_of, hears};
     use posthaste_core::ContextId;
     use posthaste_core::context::Face;
-    use posthaste_core::device::PeerEvent;
+    use posthaste_core::device::{Body, PeerEvent};
     use posthaste_core::engine::{Engine, Work};
 
     #[test]
@@ -472,6 +473,28 @@ mod tests {
         assert_eq!(look(&waits), Some(Some(Fault::PeerLost(Rank(1)))));
         // Whoever begins to wait now waits for the incarnation that is there.
         assert_eq!(look(&hub.waits_for_offers()), None);
+    }
+
+    /// A part that nobody waited for may come when thousands of operations have gone by the boards since.
+    #[test]
+    fn a_part_of_an_operation_that_is_long_over_is_nobodys_fault() {
+        for base in [LATE, LATE + 1, 20_000, 50_000] {
+            let client = first_of(2, 1);
+            let hub = Hub::new(&client, &[0; 2]).expect("the name is free");
+            {
+                let group = &mut hub.lock().groups[0];
+                (group.base, group.started) = (base, base);
+            }
+            let tag = Tag { group: 0, operation: 0, phase: 0, mark: 1 << 15 };
+            let fault = client.contexts()[0].enter(|engine| {
+                let mut scope = engine.scope();
+                let part = Part::Body(&Body::Short(&[]));
+                hub.on_part(&mut scope, hub.lock(), Rank(1), tag.to_word(), 0, &part);
+                scope.fault_of(Rank(1))
+            });
+            assert_eq!(fault.ok(), Some(None), "after {base} operations");
+            assert!(hub.lock().groups[0].early.is_empty());
+        }
     }
 
     /// Who has left a group in order is none of its members any more, whoever comes under its number.

@@ -23,14 +23,17 @@ pub(super) const WINDOW: u64 = 64;
 /// beyond that they wait.
 const MOST_AHEAD: usize = 4 << 20;
 /// Bytes of a member's parts of operations that are still to be started here, past which it has broken the rules. What it says
-/// besides about long messages comes on top of what it may be ahead.
+/// besides about long messages comes on top of what it may be ahead, and of this, too: a ring has as many phases as twice its
+/// members, and a long message in each.
 const MOST_EARLY: usize = 2 * MOST_AHEAD;
+/// What it may say of those, for each member that there is.
+const MOST_SAID: usize = 2 * 2 * WINDOW as usize * KEPT;
 /// What keeping a part takes besides its bytes.
 pub(super) const KEPT: usize = 64;
 /// Operations of a group that are under way on a rank. Parts of them name the low bits of their numbers.
 pub(super) const MOST_UNDER_WAY: usize = 1 << 15;
 /// By how many operations a part may be late that nobody has waited for.
-const LATE: u64 = 1 << 14;
+pub(super) const LATE: u64 = 1 << 14;
 const _: () = assert!(LATE + MOST_UNDER_WAY as u64 + 2 * WINDOW <= 1 << 16);
 /// Plans that a group keeps.
 const MOST_PLANS: usize = 64;
@@ -414,11 +417,24 @@ impl GroupState {
         self.broken.filter(|(first, _)| *first <= operation).map(|(_, cause)| cause)
     }
 
+    /// Whether no honest member sends a part of that operation yet.
+    fn is_too_early(&self, operation: u64) -> bool {
+        operation >= self.started.max(self.base) + 2 * WINDOW
+    }
+
+    /// Whether what seems to be a part of that operation, which nobody has begun, is one of an operation that is over for so long
+    /// that the low bits of its number are taken for those of a later one. It came late to a rank that went on by the boards.
+    pub fn is_long_over(&self, operation: u64) -> bool {
+        self.is_too_early(operation) && operation.checked_sub(1 << 16).is_some_and(|other| other < self.base)
+    }
+
     /// Keeps what came early; false: that much no honest member sends.
     pub fn keep(&mut self, operation: u64, place: usize, early: Early) -> bool {
         let bytes = KEPT + if let Early::Part { bytes, .. } = &early { bytes.len() } else { 0 };
+        let most = MOST_EARLY + MOST_SAID * self.membership.size();
+        let too_early = self.is_too_early(operation);
         let member = &mut self.others[place];
-        if operation >= self.started.max(self.base) + 2 * WINDOW || member.early + bytes > MOST_EARLY {
+        if too_early || member.early + bytes > most {
             return false;
         }
         member.early += bytes;
@@ -551,6 +567,27 @@ pub(super) mod tests {
             for operation in base.saturating_sub(LATE)..most {
                 assert_eq!(group.whole_number(operation as u16), operation, "{base}");
             }
+        }
+    }
+
+    #[test]
+    fn a_member_of_a_large_ring_may_be_as_far_ahead_as_any() {
+        for size in [3, 1100, 4096] {
+            let mut group = group_of(size);
+            // As many bytes of parts as it may send, and for each operation that it may have begun a long message in each phase.
+            let part = Early::Part { place: 1, phase: 0, mark: 0, bytes: vec![0; MOST_AHEAD - KEPT].into() };
+            assert!(group.keep(0, 1, part));
+            for operation in 0..WINDOW {
+                for phase in 0..2 * (size - 1) {
+                    let notice = Notice::Clear { phase: phase as u16, colour: 0, len: 1 };
+                    let kept = group.keep(operation, 1, Early::Notice { place: 1, notice });
+                    assert!(kept, "{size} members, operation {operation}, phase {phase}");
+                }
+            }
+            // Not without end.
+            let notice = || Early::Notice { place: 1, notice: Notice::Clear { phase: 0, colour: 0, len: 1 } };
+            let more = (0..1 << 20).take_while(|_| group.keep(0, 1, notice())).count();
+            assert!(more < 1 << 20);
         }
     }
 }
