@@ -179,7 +179,10 @@ fn m_d23_groups_are_united_and_their_ranks_are_translated() {
             assert_ne!(united.id(), half.id());
             let outside = soon("no union", united.union(&[Rank(7)])).await;
             assert!(
-                matches!(outside, Err(CollectiveError::BadMembers(BadMembers::Without(_)))),
+                matches!(
+                    outside,
+                    Err(CollectiveError::BadMembers(BadMembers::Unknown { rank: Rank(7), .. }))
+                ),
                 "{outside:?}"
             );
         }
