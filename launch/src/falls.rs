@@ -74,13 +74,8 @@ impl Falls {
         }
     }
 
-    /// Those who fell before this rank, first of all the first; all who did if it is not known to have fallen.
-    #[cfg(test)]
-    fn before(&self, rank: u32) -> impl Iterator<Item = u32> {
-        self.order.iter().map(|(fallen, _)| *fallen).take_while(move |fallen| *fallen != rank)
-    }
-
-    /// Those who fell before this rank, or where they hear of each other by sockets may have.
+    /// Those who fell before this rank, or where they hear of each other by sockets may have; all who did if it is not known to have
+    /// fallen.
     pub(crate) fn may_precede(&self, rank: u32, by_sockets: bool) -> impl Iterator<Item = u32> {
         let at = self.place(rank);
         let until = self.order.get(at).map_or_else(Instant::now, |(_, fell)| *fell + TOGETHER);
@@ -144,7 +139,7 @@ mod tests {
             falls.watch(rank, fds.shared(), rank);
         }
         falls.look();
-        assert_eq!(falls.before(0).count(), 0);
+        assert_eq!(falls.may_precede(0, false).count(), 0);
         // In steps of 37, which is prime to their number.
         let mut bells: Vec<_> = bells.into_iter().map(Some).collect();
         let order: Vec<u32> = (0..99).map(|at| (at * 37 + 11) % 100).collect();
@@ -152,12 +147,12 @@ mod tests {
             bells[*rank as usize] = None;
         }
         falls.look();
-        assert!(falls.before(order[80]).eq(order[..80].iter().copied()));
+        assert!(falls.may_precede(order[80], false).eq(order[..80].iter().copied()));
         assert!(falls.shortly_before(order[80], false).eq(order[..80].iter().copied()));
         let last = (99 * 37 + 11) % 100;
-        assert!(falls.before(last).eq(order.iter().copied()), "it has not fallen");
+        assert!(falls.may_precede(last, false).eq(order.iter().copied()), "it has not fallen");
         falls.forget(order[0]);
-        assert!(falls.before(order[80]).eq(order[1..80].iter().copied()));
+        assert!(falls.may_precede(order[80], false).eq(order[1..80].iter().copied()));
     }
 
     #[test]

@@ -100,8 +100,9 @@ pub struct JobOutcome {
     /// The failure that came first; those that follow are often its consequences.
     ///
     /// What counts is which rank was the first to be gone for the others: a rank whose job ends by a panic may end later than
-    /// those who were told that it is lost. Of several of which that is not known, one by a signal counts as the earlier, then
-    /// the lower rank.
+    /// those who were told that it is lost. Of several of which that is not known, as of those within a tenth of a second where
+    /// ranks hear of each other by sockets, a death by signal counts as the earliest, then an exit with a code of the program's own,
+    /// a panic, and an error that `main` returns.
     pub first_failure: Option<Failure>,
     /// Whether the launcher ended the other ranks.
     pub ended_early: bool,

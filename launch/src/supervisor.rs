@@ -344,7 +344,6 @@ impl Supervisor {
 
     /// Takes the status of every rank that has exited.
     fn reap(&mut self) {
-        self.falls.look();
         let (mut ends, mut reaped) = (Vec::new(), Vec::new());
         let mut state = lock(&self.shared.state);
         for (rank, slot) in state.slots.iter_mut().enumerate() {

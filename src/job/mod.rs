@@ -409,8 +409,8 @@ impl Job {
     }
 
     /// Why a rank counts as lost ([`Fault::PeerLost`]): of the latest of its incarnations that does. `None` while all of them
-    /// live, and after a clean leave. To be asked where an operation, or the handler of errors, was told of the loss. Where another rank
-    /// was first to tell of it, as in an operation of a group, it is `None` until this one has found out by itself.
+    /// live, and after a clean leave. To be asked where an operation, or the handler of errors, was told of the loss. Where another
+    /// rank was first to tell of it, as in an operation of a group, it is `None` until this one has found out by itself.
     ///
     /// # Examples
     /// ```

@@ -231,9 +231,9 @@ impl Job {
     }
 
     /// Awaits any operation that may end with a fault for so long at most, counted from this call: a put, a get, a send, a call, an
-    /// operation of a group, a replay, a flush; not one that is not cancel safe, as the job's `barrier`. Sends, calls and multicasts have a deadline of their own as well. What ends otherwise, as
-    /// [`Counter::reach`](crate::Counter::reach) does, takes `tokio::time::timeout`. An owned context has
-    /// [`within`](crate::within()).
+    /// operation of a group, a replay, a flush; not one that is not cancel safe, as the job's `barrier`. Sends, calls and multicasts
+    /// have a deadline of their own as well. What ends otherwise, as [`Counter::reach`](crate::Counter::reach) does, takes
+    /// `tokio::time::timeout`. An owned context has [`within`](crate::within()).
     ///
     /// # Examples
     /// ```

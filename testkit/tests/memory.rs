@@ -6,7 +6,8 @@ use posthaste_core::engine::{
 use posthaste_core::memory::{AtomicOp, WordLen, WordOp};
 use posthaste_core::protocol::Flow;
 use posthaste_core::{
-    Client, ContextId, Endpoint, Fault, JobShape, ProtocolId, Rank, Scope, SendError, Ticket, Value,
+    Client, ContextId, Endpoint, Fault, JobShape, PatternId, ProtocolId, Rank, Scope, SendError, Ticket,
+    Value,
 };
 use posthaste_protocols::{CollectiveError, Collectives, Exchange};
 use posthaste_testkit::conformance::harnesses::SimHarness;
@@ -363,18 +364,23 @@ fn a_message_that_waits_and_then_has_no_memory_gives_its_credit_back() {
     });
 }
 
+/// A pattern of one send that takes credit, to a rank that stands still; and the memory that it sends.
+fn to_one_who_reads_nothing(world: &mut World<SimHarness>) -> (PatternId, impl Sized + use<>) {
+    let ids = [ZERO, ONE].map(|rank| {
+        let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
+        world.register(rank, probe.flow(Flow::Credited))
+    });
+    let memory = world.memory(8);
+    let send = memory.recorded_send(ONE, ids[0], 0, 8);
+    let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
+    world.pause(ONE);
+    (id.expect("there is room for it"), memory)
+}
+
 #[test]
 fn who_waits_for_replays_towards_one_rank_waits_for_no_other() {
     seeds("settled", EngineConfig { credits: 1, ..EngineConfig::default() }, |mut world| {
-        let ids = [ZERO, ONE].map(|rank| {
-            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
-            world.register(rank, probe.flow(Flow::Credited))
-        });
-        let memory = world.memory(8);
-        let send = memory.recorded_send(ONE, ids[0], 0, 8);
-        let id = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
-        let id = id.expect("there is room for it");
-        world.pause(ONE);
+        let (id, _memory) = to_one_who_reads_nothing(&mut world);
         let replays: Vec<_> = (0..3)
             .filter_map(|_| match world.enter(at(ZERO), |scope| scope.replay(id)) {
                 Ok(ReplayStart::Queued { ticket, .. }) => Some(ticket),
@@ -614,15 +620,7 @@ fn a_collective_call_that_lacked_memory_ends_on_all_ranks_when_there_is_some() {
 fn a_flush_behind_a_replay_that_waits_can_be_given_up_for_ever() {
     let config = EngineConfig { credits: 1, ..EngineConfig::default() };
     seeds("given up", config, |mut world| {
-        let ids = [ZERO, ONE].map(|rank| {
-            let probe = Probe::new("kept", |scope, message| scope.consumed(message.credit()));
-            world.register(rank, probe.flow(Flow::Credited))
-        });
-        let memory = world.memory(8);
-        let send = memory.recorded_send(ONE, ids[0], 0, 8);
-        let pattern = world.enter(at(ZERO), |scope| scope.store_pattern(vec![send], Box::new(())));
-        let pattern = pattern.expect("there is room for it");
-        world.pause(ONE);
+        let (pattern, _memory) = to_one_who_reads_nothing(&mut world);
         for _ in 0..3 {
             world.enter(at(ZERO), |scope| scope.replay(pattern)).expect("it is queued");
         }

@@ -46,6 +46,16 @@ macro_rules! scalars {
     };
 }
 
+/// What begins several parts.
+macro_rules! rows_of {
+    ($($method:ident($($name:ident: $type:ty),*) -> $parts:ident;)*) => {
+        $(fn $method(self, $($name: $type),*) -> Result<Self::$parts, S::Error> {
+            let left_out = self.left_out;
+            self.inner.$method($($name),*).map(|inner| Whole { inner, left_out })
+        })*
+    };
+}
+
 impl<'w, S: Serializer> Serializer for Whole<'w, S> {
     type Ok = S::Ok;
     type Error = S::Error;
@@ -106,55 +116,16 @@ impl<'w, S: Serializer> Serializer for Whole<'w, S> {
         self.inner.serialize_newtype_variant(name, index, variant, &value)
     }
 
-    fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_seq(len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_tuple(len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_tuple_struct(
-        self,
-        name: &'static str,
-        len: usize,
-    ) -> Result<Self::SerializeTupleStruct, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_tuple_struct(name, len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_tuple_variant(
-        self,
-        name: &'static str,
-        index: u32,
-        variant: &'static str,
-        len: usize,
-    ) -> Result<Self::SerializeTupleVariant, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_tuple_variant(name, index, variant, len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_map(len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeStruct, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_struct(name, len).map(|inner| Whole { inner, left_out })
-    }
-
-    fn serialize_struct_variant(
-        self,
-        name: &'static str,
-        index: u32,
-        variant: &'static str,
-        len: usize,
-    ) -> Result<Self::SerializeStructVariant, S::Error> {
-        let left_out = self.left_out;
-        self.inner.serialize_struct_variant(name, index, variant, len).map(|inner| Whole { inner, left_out })
+    rows_of! {
+        serialize_seq(len: Option<usize>) -> SerializeSeq;
+        serialize_tuple(len: usize) -> SerializeTuple;
+        serialize_tuple_struct(name: &'static str, len: usize) -> SerializeTupleStruct;
+        serialize_tuple_variant(name: &'static str, index: u32, variant: &'static str, len: usize)
+            -> SerializeTupleVariant;
+        serialize_map(len: Option<usize>) -> SerializeMap;
+        serialize_struct(name: &'static str, len: usize) -> SerializeStruct;
+        serialize_struct_variant(name: &'static str, index: u32, variant: &'static str, len: usize)
+            -> SerializeStructVariant;
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {

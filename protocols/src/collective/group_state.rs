@@ -451,7 +451,7 @@ impl GroupState {
         for early in &list {
             let bytes = if let Early::Part { bytes, .. } = early { bytes.len() } else { 0 };
             let member = &mut self.others[early.place()];
-            member.early = member.early.saturating_sub(64 + bytes);
+            member.early = member.early.saturating_sub(KEPT + bytes);
         }
         list
     }

@@ -337,7 +337,7 @@ fn take_first(
     if lane.consumer.begins_line() || !lane.consumer.has_any() { First::Only(1) } else { First::More(1) }
 }
 
-/// Words of the longest payload of a record, and two more.
+/// Words of the longest payload of a record, and two more; or of the payloads of one that has several.
 const SCRATCH: usize = {
     let short = 2048 / 8 + 2;
     if short > MOST_WORDS { short } else { MOST_WORDS }
