@@ -15,19 +15,26 @@ use signal_hook::low_level::{emulate_default_handler, register};
 use crate::fds::SharedFds;
 use crate::signals::moment;
 
+/// What a child keeps of the launcher's descriptors.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    /// What its node shares, and the read end of its doorbell; a rank that is started again has neither.
+    pub(crate) fds: Option<(Arc<SharedFds>, OwnedFd)>,
+    pub(crate) lifeline: Option<OwnedFd>,
+}
+
 /// Makes the child die with its launcher, stay on its core, and keep exactly its own descriptors.
 ///
-/// The command owns the doorbell's read end from here on: dropping it gives up the launcher's copy. A rank that is started
-/// again has no descriptors.
-pub(crate) fn prepare(command: &mut Command, fds: Option<(Arc<SharedFds>, OwnedFd)>, cpu: Option<CpuSet>) {
+/// The command owns the doorbell's read end from here on: dropping it gives up the launcher's copy.
+pub(crate) fn prepare(command: &mut Command, inherited: Inherited, cpu: Option<CpuSet>) {
     let launcher = getpid();
-    let between = move || in_child(launcher, fds.as_ref(), cpu.as_ref());
+    let between = move || in_child(launcher, &inherited, cpu.as_ref());
     // SAFETY: `in_child` runs in the child of a process with many threads, so it may do only what is safe in a signal
     // handler: it makes system calls without going through libc's locks, and neither allocates, locks nor panics.
     unsafe { command.pre_exec(between) };
 }
 
-fn in_child(launcher: Pid, fds: Option<&(Arc<SharedFds>, OwnedFd)>, cpu: Option<&CpuSet>) -> io::Result<()> {
+fn in_child(launcher: Pid, inherited: &Inherited, cpu: Option<&CpuSet>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // A launcher that died before the line above sends nothing any more; then we have another parent by now.
     if getppid() != Some(launcher) {
@@ -36,7 +43,10 @@ fn in_child(launcher: Pid, fds: Option<&(Arc<SharedFds>, OwnedFd)>, cpu: Option<
     if let Some(cpu) = cpu {
         sched_setaffinity(None, cpu)?;
     }
-    let Some((shared, bell)) = fds else { return Ok(()) };
+    if let Some(lifeline) = &inherited.lifeline {
+        fcntl_setfd(lifeline, FdFlags::empty())?;
+    }
+    let Some((shared, bell)) = &inherited.fds else { return Ok(()) };
     fcntl_setfd(&shared.arena, FdFlags::empty())?;
     fcntl_setfd(bell, FdFlags::empty())?;
     for write in &shared.ring {

@@ -4,12 +4,15 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use zeroize::Zeroize;
 
-use crate::error::EnvError;
+use crate::error::{AdoptError, EnvError};
 use crate::fds::SharedFds;
 use crate::key::{JobId, JobKey};
+use crate::lifeline;
 use crate::settings::Settings;
 use crate::values::{host_and_port, nodes, nodes_text, number, read};
-use crate::vars::{BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, NODES, RANK, RENDEZVOUS, RESTART, SIZE, Vars};
+use crate::vars::{
+    BROKER, CLIENTS, CONTEXTS, FDS, JOB, KEY, LIFELINE, NODES, RANK, RENDEZVOUS, RESTART, SIZE, Vars,
+};
 
 /// The most ranks that a job may have.
 pub const MAX_RANKS: u32 = 4096;
@@ -45,6 +48,25 @@ impl FdNumbers {
     }
 }
 
+/// The number of the descriptor by which a rank is ended with its launcher (`POSTHASTE_LIFELINE`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LifelineFd {
+    number: RawFd,
+    /// As that of [`FdNumbers`].
+    pub(crate) of_process: bool,
+}
+
+impl LifelineFd {
+    pub(crate) const fn of_other(number: RawFd) -> Self {
+        Self { number, of_process: false }
+    }
+
+    /// The number.
+    pub const fn number(self) -> RawFd {
+        self.number
+    }
+}
+
 /// A rank's place in its job.
 ///
 /// | variable | value |
@@ -60,6 +82,7 @@ impl FdNumbers {
 /// | `POSTHASTE_NODES` | the node of each rank, `0:0:1:1` or `0x2:1x2`, default node 0 for all |
 /// | `POSTHASTE_RENDEZVOUS` | `host:port` where the ranks meet that reach each other over sockets |
 /// | `POSTHASTE_RESTART` | `1` if ranks that die may be started again: all ranks meet and listen then |
+/// | `POSTHASTE_LIFELINE` | number of the descriptor by which the rank is ended with its launcher |
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEnv {
@@ -85,6 +108,8 @@ pub struct JobEnv {
     pub rendezvous: Option<String>,
     /// Whether ranks that die may be started again, so that all ranks meet and listen, though they share memory.
     pub restart: bool,
+    /// By what the rank is ended with its launcher, if by more than being its child.
+    pub lifeline: Option<LifelineFd>,
     /// What the user tuned.
     pub settings: Settings,
 }
@@ -97,8 +122,9 @@ impl JobEnv {
     /// `POSTHASTE_` is unknown. A process that should be a rank never silently believes that it is alone.
     pub fn from_process() -> Result<Option<Self>, EnvError> {
         let mut env = Self::take(Vars::of_process()?)?;
-        if let Some(fds) = env.as_mut().and_then(|env| env.fds.as_mut()) {
-            fds.of_process = true;
+        if let Some(env) = &mut env {
+            env.fds.iter_mut().for_each(|fds| fds.of_process = true);
+            env.lifeline.iter_mut().for_each(|lifeline| lifeline.of_process = true);
         }
         Ok(env)
     }
@@ -111,6 +137,16 @@ impl JobEnv {
     /// As [`from_process`](Self::from_process).
     pub fn parse(env: impl IntoIterator<Item = (String, String)>) -> Result<Option<Self>, EnvError> {
         Self::take(Vars::collect(env)?)
+    }
+
+    /// Has this process killed when its launcher ends, or ends the job, also if it is not the launcher's own child: for the life of
+    /// the process, whether it leaves the job or not. Does nothing if the launcher offers nothing for it.
+    ///
+    /// # Errors
+    /// The launcher has ended the job already, or what is open under the number is not what it passed on, as in a process that
+    /// a rank has started. Where the kernel refuses, there is a warning in the log only.
+    pub fn hold_lifeline(&self) -> Result<(), AdoptError> {
+        self.lifeline.map_or(Ok(()), lifeline::hold)
     }
 
     /// The variables that say all this, settings excepted; the key is among them.
@@ -137,6 +173,9 @@ impl JobEnv {
         }
         if self.restart {
             variables.push((RESTART, "1".to_owned()));
+        }
+        if let Some(lifeline) = self.lifeline {
+            variables.push((LIFELINE, lifeline.number.to_string()));
         }
         variables
     }
@@ -210,6 +249,9 @@ impl JobEnv {
         if restart && rendezvous.is_none() {
             return Err(EnvError::Partial { missing: RENDEZVOUS, present: RESTART });
         }
+        let lifeline =
+            read(&mut vars, LIFELINE, "a descriptor number from 3 on, set by the launcher", descriptor)?
+                .map(LifelineFd::of_other);
         Ok(Some(Self {
             job,
             rank,
@@ -222,6 +264,7 @@ impl JobEnv {
             nodes,
             rendezvous,
             restart,
+            lifeline,
             settings,
         }))
     }
@@ -248,12 +291,11 @@ impl FdNumbers {
         if text.len() > 64 << 10 {
             return None;
         }
-        let fd = |text| number(text, 3, i32::MAX as u64).map(|fd| fd as RawFd);
         let mut fields = text.split(',');
-        let arena = fd(fields.next()?.strip_prefix("arena=")?)?;
-        let bell = fd(fields.next()?.strip_prefix("bell=")?)?;
+        let arena = descriptor(fields.next()?.strip_prefix("arena=")?)?;
+        let bell = descriptor(fields.next()?.strip_prefix("bell=")?)?;
         let ring: Vec<RawFd> =
-            fields.next()?.strip_prefix("ring=")?.split(':').map(fd).collect::<Option<_>>()?;
+            fields.next()?.strip_prefix("ring=")?.split(':').map(descriptor).collect::<Option<_>>()?;
         if fields.next().is_some() || ring.len() > MAX_RANKS as usize {
             return None;
         }
@@ -318,6 +360,11 @@ fn take_key(vars: &mut Vars) -> Result<Option<JobKey>, EnvError> {
     text.zeroize();
     let expected = "64 hexadecimal digits, set by the launcher";
     key.map(Some).ok_or(EnvError::Invalid { name: KEY, seen, expected })
+}
+
+/// The number of a descriptor that is none of the standard streams.
+fn descriptor(text: &str) -> Option<RawFd> {
+    number(text, 3, i32::MAX as u64).map(|fd| fd as RawFd)
 }
 
 fn broker_name(text: &str) -> Option<String> {

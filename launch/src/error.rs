@@ -171,6 +171,21 @@ pub enum AdoptError {
         /// What it should be.
         role: &'static str,
     },
+    /// What should end this rank with its launcher is not here.
+    #[error(
+        "descriptor {fd} named in POSTHASTE_LIFELINE {problem}: a process started by a rank inherits the environment \
+         but not the place in the job; unset the POSTHASTE_ variables for it, and let wrappers of a rank pass \
+         descriptors on"
+    )]
+    Lifeline {
+        /// The number.
+        fd: i32,
+        /// What is the matter with it.
+        problem: &'static str,
+    },
+    /// The job was ended before this rank had joined it.
+    #[error("the launcher has ended the job that this process is to join: start the job again")]
+    LauncherGone,
     /// The kernel refused to change or inspect a descriptor.
     #[error("could not inspect descriptor {fd} ({role}): {source}")]
     System {

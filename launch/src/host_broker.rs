@@ -79,6 +79,7 @@ fn env_of(job: JobId, key: &JobKey, rank: u32, size: u32, broker: Option<String>
         nodes: vec![0; size as usize],
         rendezvous: None,
         restart: false,
+        lifeline: None,
         settings: Settings::default(),
     }
 }

@@ -51,6 +51,8 @@ mod interface;
 mod job;
 mod key;
 mod key_file;
+#[allow(unsafe_code)]
+mod lifeline;
 mod meeting;
 mod outcome;
 mod output;
@@ -67,7 +69,7 @@ mod watch;
 
 pub use arena::ArenaKind;
 pub use broker_client::fetch_from_broker;
-pub use env::{FdNumbers, JobEnv, LooseEnv, MAX_RANKS};
+pub use env::{FdNumbers, JobEnv, LifelineFd, LooseEnv, MAX_RANKS};
 pub use error::{AdoptError, BrokerError, EnvError, HostFdsError, LaunchError};
 pub use fds::HostFds;
 pub use foreign::{Appointment, Detected, Foreign, ForeignError, detect};

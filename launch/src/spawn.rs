@@ -19,6 +19,7 @@ use crate::falls::Falls;
 use crate::fds::HostFds;
 use crate::job::{RunningJob, Shared, Slot};
 use crate::key::{JobId, JobKey};
+use crate::lifeline::Lifeline;
 use crate::output::{Output, Readers, Relay};
 use crate::placement::{Part, Placement};
 use crate::rendezvous::Rendezvous;
@@ -323,6 +324,9 @@ impl Launch {
         };
         let supervisor = Supervisor {
             watches: (0..self.ranks).map(|_| None).collect(),
+            lifeline: Lifeline::new(),
+            cut: None,
+            rest: None,
             falls: Falls::new(),
             suspects: None,
             reaped,
@@ -378,6 +382,7 @@ impl Launch {
             nodes: placement.nodes().to_vec(),
             rendezvous,
             restart: self.restarts.is_some(),
+            lifeline: None,
             settings: Settings::default(),
         })
     }

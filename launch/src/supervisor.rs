@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -15,12 +16,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use rustix::thread::CpuSet;
 
-use crate::child;
-use crate::env::{FdNumbers, JobEnv};
+use crate::child::{self, Inherited};
+use crate::env::{FdNumbers, JobEnv, LifelineFd};
 use crate::error::LaunchError;
 use crate::falls::{Falls, TOGETHER};
 use crate::fds::HostFds;
 use crate::job::{Shared, Slot, State, lock};
+use crate::lifeline::Lifeline;
 use crate::outcome::{Cause, Failure, RankEnd};
 use crate::output::{Hurry, Output, Readers, Stream};
 use crate::placement::Placement;
@@ -50,6 +52,11 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) watches: Vec<Option<Watch>>,
+    pub(crate) lifeline: Option<Lifeline>,
+    /// When it was cut.
+    pub(crate) cut: Option<Instant>,
+    /// Until when processes of ranks are waited for whose launcher's children have all ended.
+    pub(crate) rest: Option<Instant>,
     pub(crate) falls: Falls,
     /// Failures of which it is not clear yet which was the first.
     pub(crate) suspects: Option<Suspects>,
@@ -74,6 +81,9 @@ pub(crate) struct Suspects {
 /// How long a rank that is lost to its peers may take to end: it may still be amid a panic, or give memory back.
 const END_OF_FALLEN: Duration = Duration::from_millis(500);
 
+/// How long a process may take to end that was killed.
+const KILLED: Duration = Duration::from_millis(200);
+
 /// The signals by which a launcher is told to end.
 const ENDING: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 /// Two of them within that time are one request.
@@ -91,7 +101,7 @@ impl Supervisor {
                 self.finish_output();
             }
             Err(error) => {
-                lock(&self.shared.state).signal_all(Signal::KILL);
+                self.kill_all();
                 self.end_waiting(None);
                 self.supervise();
                 let _ = started.send(Err(error));
@@ -112,7 +122,9 @@ impl Supervisor {
                 _ => Hurry::Great,
             }
         };
-        self.readers.wait(self.launch.grace.max(Duration::from_millis(100)), hurry);
+        // What held on to the lifeline has had its time.
+        let grace = if self.rest.is_some() { Duration::ZERO } else { self.launch.grace };
+        self.readers.wait(grace.max(Duration::from_millis(100)), hurry);
     }
 
     /// Starts the ranks that have no delay.
@@ -139,26 +151,45 @@ impl Supervisor {
             let now = Instant::now();
             if self.deadline.is_some_and(|deadline| deadline <= now) {
                 self.deadline = None;
-                lock(&self.shared.state).signal_all(Signal::KILL);
+                self.kill_all();
             }
-            let state = lock(&self.shared.state);
-            if !state.slots.iter().any(|slot| matches!(slot, Slot::Waiting | Slot::Running(_))) {
+            if !Self::others_left(&lock(&self.shared.state)) && !self.ranks_left() {
                 return;
             }
-            drop(state);
             self.sleep();
             self.reap();
         }
+    }
+
+    fn kill_all(&mut self) {
+        lock(&self.shared.state).signal_all(Signal::KILL);
+        if let (Some(lifeline), None) = (&self.lifeline, self.cut) {
+            lifeline.cut();
+            self.cut = Some(Instant::now());
+        }
+    }
+
+    /// Whether to wait for processes that hold on to the lifeline though all that the launcher itself has started have ended: ranks
+    /// whose script was ended and not they. They have the grace, as others have, and are killed.
+    fn ranks_left(&mut self) -> bool {
+        if !self.lifeline.as_ref().is_some_and(Lifeline::is_held) {
+            return false;
+        }
+        let now = Instant::now();
+        let until = *self.rest.get_or_insert_with(|| self.deadline.unwrap_or(now + self.launch.grace));
+        if self.cut.is_none() && until <= now {
+            self.kill_all();
+        }
+        // What is still there then is no rank: a script's other process, or what a rank has forked.
+        self.cut.is_none_or(|cut| cut.elapsed() < KILLED)
     }
 
     /// Does what the job's holder and the signal thread have asked for.
     fn take_requests(&mut self) {
         let mut state = lock(&self.shared.state);
         let mut ending = state.abort;
+        let mut kill = state.abort;
         let mut told = None;
-        if state.abort {
-            state.signal_all(Signal::KILL);
-        }
         for forwarded in std::mem::take(&mut state.forwarded) {
             let signal = forwarded.signal;
             state.pass_on(forwarded);
@@ -172,12 +203,13 @@ impl Supervisor {
             }
             // Some send it to a process and then to its group: that is one request.
             let again = self.interrupted.is_some_and(|first| first.elapsed() > AT_ONCE);
-            if again && signal != Signal::HUP && forwarded.by != By::Holder {
-                state.signal_all(Signal::KILL);
-            }
+            kill |= again && signal != Signal::HUP && forwarded.by != By::Holder;
             self.interrupted.get_or_insert_with(Instant::now);
         }
         drop(state);
+        if kill {
+            self.kill_all();
+        }
         if ending {
             self.end_waiting(told);
             self.deadline.get_or_insert_with(|| Instant::now() + self.launch.grace);
@@ -248,15 +280,17 @@ impl Supervisor {
     fn command(&mut self, rank: u32) -> io::Result<Command> {
         let gone = || io::Error::other("the job's descriptors are gone");
         let mut env = JobEnv { rank, broker: None, ..self.env.clone() };
-        let mut inherited = None;
+        let mut inherited = Inherited::default();
         if self.restarts[rank as usize] == 0 {
             let fds = self.fds.get_mut(&env.node()).ok_or_else(gone)?;
             let bell = fds.take_bell(env.place_on_node()).ok_or_else(gone)?;
             let shared = Arc::clone(fds.shared());
             env.fds = Some(FdNumbers::of(&shared, &bell));
             self.falls.watch(rank, &shared, env.place_on_node());
-            inherited = Some((shared, bell));
+            inherited.fds = Some((shared, bell));
         }
+        inherited.lifeline = self.lifeline.as_ref().map(Lifeline::end).transpose()?;
+        env.lifeline = inherited.lifeline.as_ref().map(|end| LifelineFd::of_other(end.as_raw_fd()));
 
         let mut command = Command::new(&self.launch.program);
         self.launch.configure(&mut command);
@@ -326,7 +360,11 @@ impl Supervisor {
         let judgement = self.suspects.as_ref().map(|Suspects { since, .. }| {
             *since + if since.elapsed() < TOGETHER { TOGETHER } else { END_OF_FALLEN }
         });
-        let until = [next_start, self.deadline, judgement].into_iter().flatten().min();
+        // None of the launcher's children is left then.
+        let rest = self.rest.map(|until| self.cut.map_or(until, |cut| cut + KILLED));
+        let held = self.rest.is_some().then_some(self.lifeline.as_ref()).flatten();
+        fds.extend(held.map(|lifeline| PollFd::new(lifeline, PollFlags::empty())));
+        let until = [next_start, self.deadline, judgement, rest].into_iter().flatten().min();
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }

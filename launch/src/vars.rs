@@ -21,6 +21,7 @@ pub(crate) const BROKER: &str = "POSTHASTE_BROKER";
 pub(crate) const NODES: &str = "POSTHASTE_NODES";
 pub(crate) const RENDEZVOUS: &str = "POSTHASTE_RENDEZVOUS";
 pub(crate) const RESTART: &str = "POSTHASTE_RESTART";
+pub(crate) const LIFELINE: &str = "POSTHASTE_LIFELINE";
 
 pub(crate) const LANE_BYTES: &str = "POSTHASTE_LANE_BYTES";
 pub(crate) const CREDITS: &str = "POSTHASTE_CREDITS";
@@ -44,8 +45,8 @@ pub(crate) const PATTERN_SLOTS: &str = "POSTHASTE_PATTERN_SLOTS";
 pub(crate) const KEY_FILE: &str = "POSTHASTE_KEY_FILE";
 
 /// What the launcher sets for each rank.
-pub(crate) const JOB_VARIABLES: [&str; 11] =
-    [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS, RESTART];
+pub(crate) const JOB_VARIABLES: [&str; 12] =
+    [JOB, RANK, SIZE, CONTEXTS, CLIENTS, KEY, FDS, BROKER, NODES, RENDEZVOUS, RESTART, LIFELINE];
 /// Those that a user sets, too, where another launcher starts the ranks.
 const LOOSE_VARIABLES: [&str; 4] = [CONTEXTS, CLIENTS, KEY, RENDEZVOUS];
 /// The product's variables that are set, all of them known.

@@ -101,11 +101,13 @@ fn a_rank_knows_its_node_and_where_to_meet() {
         ("POSTHASTE_NODES", "0:2:0x2:2"),
         ("POSTHASTE_FDS", "arena=3,bell=4,ring=5:6"),
         ("POSTHASTE_RENDEZVOUS", "[::1]:4000"),
+        ("POSTHASTE_LIFELINE", "17"),
     ]));
     let read = JobEnv::parse(env.clone()).unwrap().unwrap();
     assert_eq!(read.nodes, [0, 2, 0, 0, 2]);
     assert_eq!((read.node(), read.node_ranks()), (2, vec![1, 4]));
     assert_eq!(read.rendezvous.as_deref(), Some("[::1]:4000"));
+    assert_eq!(read.lifeline.map(|lifeline| lifeline.number()), Some(17));
     let again = read.to_variables().into_iter().map(|(name, value)| (name.to_owned(), value));
     assert_eq!(format!("{:?}", JobEnv::parse(again).unwrap().unwrap()), format!("{read:?}"));
     // Who meets others may have inherited nothing.
@@ -234,6 +236,8 @@ fn values_out_of_range_are_refused_by_name() {
         ("POSTHASTE_NODES", "0x0"),
         ("POSTHASTE_NODES", "0:4096"),
         ("POSTHASTE_NODES", "0x4294967297"),
+        ("POSTHASTE_LIFELINE", "2"),
+        ("POSTHASTE_LIFELINE", "4294967299"),
         ("POSTHASTE_RENDEZVOUS", "host"),
         ("POSTHASTE_RENDEZVOUS", ":80"),
         ("POSTHASTE_RENDEZVOUS", "host:0"),

@@ -14,7 +14,9 @@ use meet::{Given, blocking, join_given};
 pub(crate) use meet::{Party, listens};
 use network::Whereabouts;
 use posthaste_core::{JobShape, Rank};
-use posthaste_launch::{DeviceChoice, HostFds, InheritedFds, JobEnv, MeetingError, Rendezvous, Settings};
+use posthaste_launch::{
+    BrokerError, DeviceChoice, HostFds, InheritedFds, JobEnv, MeetingError, Rendezvous, Settings,
+};
 use std::cell::Cell;
 use std::io::Write;
 use std::sync::Once;
@@ -234,6 +236,7 @@ async fn place_of(env: JobEnv) -> Result<Place, JoinError> {
     } else {
         None
     };
+    env.hold_lifeline().map_err(BrokerError::from)?;
     let (clients, contexts) = (part("clients", env.clients)?, part("contexts", env.contexts)?);
     let shape = JobShape { ranks: env.size, clients, contexts };
     let settings = env.settings.clone();

@@ -241,9 +241,12 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
     use posthaste::datatype::{Datatype, Layout};
     const WORDS: usize = 60_000;
     for oversend in ["auto", "always"] {
-        run(2, options().env("POSTHASTE_OVERSEND", oversend), async |job| {
+        run(2, options().workers(2).env("POSTHASTE_OVERSEND", oversend), async |job| {
             let window = job.shmalloc::<u64>(WORDS).await.unwrap();
+            let busy = Arc::new(job.shmalloc::<u64>(1).await.unwrap());
             if job.rank() == Rank(0) {
+                let stop = Arc::new(AtomicBool::new(false));
+                let beside = tokio::spawn(keep_busy(busy, Rank(1), stop.clone()));
                 let (to, element) = (Rank(1), Datatype::of::<u64>());
                 let mut model = vec![0u64; WORDS];
                 for seed in 0..150u64 {
@@ -257,11 +260,12 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                         let places = (WORDS - len) as u64 + 1;
                         let near = random(2) == 0;
                         let at = random(if near { places.min(8) } else { places });
-                        plan.push((random(6), at as usize, len));
+                        let signal = random(WORDS as u64) as usize;
+                        plan.push((random(7), at as usize, len, signal));
                         sources.push(vec![seed << 32 | step; len]);
                     }
                     let mut under_way: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
-                    for ((what, at, len), source) in plan.into_iter().zip(&sources) {
+                    for ((what, at, len, signal), source) in plan.into_iter().zip(&sources) {
                         let window = &window;
                         under_way.push(match what {
                             0 => {
@@ -292,6 +296,15 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                                         }
                                     };
                                     put.await.unwrap();
+                                }
+                                .boxed_local()
+                            }
+                            6 => {
+                                model[at..at + len].copy_from_slice(source);
+                                model[signal] = source[0];
+                                async move {
+                                    let signal = window.signal_set(signal, source[0]);
+                                    window.put_signal(to, at, source, signal).await.unwrap();
                                 }
                                 .boxed_local()
                             }
@@ -334,7 +347,69 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
                     }
                     join_all(under_way).await;
                 }
+                stop.store(true, Ordering::Relaxed);
+                beside.await.unwrap();
                 assert_eq!(window.get_slice(to, 0, WORDS).await.unwrap(), model);
+            }
+            job.barrier().await.unwrap();
+        });
+    }
+}
+
+/// Another task at the context.
+async fn keep_busy(window: Arc<posthaste::Window<u64>>, to: Rank, stop: Arc<AtomicBool>) {
+    for round in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        window.put(to, 0, round).await.unwrap();
+        assert_eq!(window.get(to, 0).await.unwrap(), round);
+    }
+}
+
+case!(m_w04_nothing_that_is_begun_behind_a_put_with_a_signal_passes_the_signal);
+/// Also while another task is at the context, which then begins both for the one that puts.
+fn m_w04_nothing_that_is_begun_behind_a_put_with_a_signal_passes_the_signal() {
+    for oversend in ["auto", "always"] {
+        run(2, options().workers(2).env("POSTHASTE_OVERSEND", oversend), async |job| {
+            let (data, flags) =
+                (job.shmalloc::<u64>(8).await.unwrap(), job.shmalloc::<u64>(2).await.unwrap());
+            let (flags, busy) = (Arc::new(flags), Arc::new(job.shmalloc::<u64>(1).await.unwrap()));
+            let (own, count) = (flags.clone(), job.counter());
+            let counted = count.clone();
+            let look = job
+                .register("look", move |m: Message, _: &mut Scope| {
+                    let number = m.read::<u64>(0).unwrap();
+                    assert!(own.load(1).unwrap() >= number, "the message has passed the signal");
+                    counted.add(1);
+                })
+                .unwrap();
+            job.barrier().await.unwrap();
+            const ROUNDS: u64 = 2000;
+            if job.rank() == Rank(0) {
+                let to = Rank(1);
+                let stop = Arc::new(AtomicBool::new(false));
+                let beside = tokio::spawn(keep_busy(busy, to, stop.clone()));
+                for round in 1..=ROUNDS {
+                    let values = [round; 3];
+                    // The order in which they are polled is that of the program.
+                    let first = data.put_signal(to, 0, &values, flags.signal_set(0, 2 * round));
+                    let (first, second) = tokio::join!(biased; first, flags.put(to, 0, 2 * round + 1));
+                    first.and(second).unwrap();
+                    assert_eq!(
+                        flags.get(to, 0).await.unwrap(),
+                        2 * round + 1,
+                        "the put has passed the signal"
+                    );
+                    let first = data.put_signal(to, 4, &values, flags.signal_set(1, round));
+                    let (first, second) = tokio::join!(biased; first, look.send(to, &round.to_ne_bytes()));
+                    first.unwrap();
+                    second.unwrap();
+                }
+                stop.store(true, Ordering::Relaxed);
+                beside.await.unwrap();
+            } else {
+                soon("all messages", count.reach(ROUNDS)).await;
             }
             job.barrier().await.unwrap();
         });

@@ -163,22 +163,6 @@ impl<'w> Access<'w> {
         self.poll_slowly(cx, fetch)
     }
 
-    /// Starts an update; ready once it is started, with whether it is done already.
-    #[inline]
-    pub fn poll_start(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, RmaError>> {
-        if let Way::Fresh = self.way {
-            if self.memory.atomic(self.part, self.offset, &self.op, false).is_some() {
-                self.way = Way::Done;
-            } else {
-                self.start(false)?;
-            }
-        }
-        match &mut self.way {
-            Way::Slow(stage) => stage.poll_start(cx).map_ok(|()| false),
-            Way::Fresh | Way::Done => Poll::Ready(Ok(true)),
-        }
-    }
-
     #[cold]
     pub fn start(&mut self, fetch: bool) -> Result<(), RmaError> {
         let Access { memory, part, rank, offset, op, .. } = *self;

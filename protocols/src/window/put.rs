@@ -1,6 +1,6 @@
 //! Puts: one element, consecutive ones, owned bytes.
 
-use super::{Element, Memory, Stage};
+use super::{Element, Memory, Part, Stage};
 use crate::buffer::{Buffer, Kind};
 use crate::operation::Way;
 use posthaste_core::budget;
@@ -181,7 +181,21 @@ impl<'w, S: AsRef<[u8]>> PutCopy<'w, S> {
     /// The same put, with a copy of the source of its own.
     #[cold]
     pub(super) fn general(&self) -> Put<'w> {
-        Put::new(self.memory, self.part as usize, self.rank, self.offset, Buffer::copy(self.source.as_ref()))
+        Put::new(self.memory, self.part as usize, self.rank, self.offset, self.copied())
+    }
+
+    /// What it puts, copied.
+    pub(super) fn copied(&self) -> Buffer {
+        Buffer::copy(self.source.as_ref())
+    }
+
+    /// Where it goes.
+    ///
+    /// # Errors
+    /// If that is not there.
+    pub(super) fn place(&self) -> Result<(&'w Part, u64), RmaError> {
+        let part = self.memory.check(self.part as usize, self.rank, self.offset, self.len() as u64)?;
+        Ok((part, self.offset))
     }
 
     #[cold]
@@ -324,7 +338,7 @@ impl<'w> Put<'w> {
 
     /// Starts the put; ready once it is started.
     #[inline]
-    pub(super) fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+    fn start(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         if let Stage::Start = self.stage {
             ready!(budget::proceed(cx));
             let len = self.payload.as_ref().map_or(0, Buffer::len);

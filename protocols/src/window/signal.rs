@@ -3,10 +3,12 @@
 use super::atomic::Access;
 use super::memory::Aim;
 use super::{Element, Memory, Part, Put, PutSlice, Window, Word, Words};
-use crate::operation::Way;
+use crate::operation::{Pending, Way};
 use posthaste_core::budget;
+use posthaste_core::context::{Face, Posted};
+use posthaste_core::engine::{Payload, Rma};
 use posthaste_core::memory::{AtomicOp, WordOp};
-use posthaste_core::{Rank, RmaError};
+use posthaste_core::{Endpoint, Handle, Rank, RmaError, Scope};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -149,8 +151,9 @@ impl<T: Element> Window<T> {
     /// nothing. The elements are borrowed as long as the future lives.
     ///
     /// # Cancel safety
-    /// Dropped before it has started, nothing is put. Dropped later, what was started goes on; the signal is given only if
-    /// it was started, too.
+    /// Dropped before it has started, nothing is put. That is by the first poll, unless its task has used up its turn
+    /// ([`tokio::task::coop`]). Dropped later, both go on; but where data and word are reached through different contexts, the signal
+    /// is given only if the data had arrived by then.
     ///
     /// # Examples
     /// ```
@@ -205,13 +208,17 @@ pub struct PutSignal<'w, 's> {
 }
 
 /// What has not ended.
-struct Slow<'w> {
-    put: Option<Put<'w>>,
-    signal: Option<Access<'w>>,
-    /// Both go through one context, so that the one cannot overtake the other.
-    in_order: bool,
-    starting: bool,
+enum Slow<'w> {
+    /// Both were begun together, so that nothing begun behind them comes between: they go through one context, in which the one
+    /// cannot overtake the other.
+    Begun(Posted<Result<Both, RmaError>>),
+    Together(Both),
+    /// One after the other has ended: the data, if they are not put yet, go through another context than the signal.
+    Apart(Option<Put<'w>>, Access<'w>),
 }
+
+/// A put and the signal behind it; none of what has ended.
+type Both = [Option<Pending>; 2];
 
 impl std::fmt::Debug for PutSignal<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -265,51 +272,74 @@ impl PutSignal<'_, '_> {
     #[cold]
     fn go_slowly(&mut self, is_put: bool) -> Result<(), RmaError> {
         self.signal.place(self.rank)?;
-        let put = (!is_put).then(|| self.data.general());
-        let signal = Some(self.signal.access(self.rank));
-        let in_order = self.data.goes_with(self.signal.memory);
-        self.way = Way::Slow(Box::new(Slow { put, signal, in_order, starting: true }));
+        let slow = if !is_put && self.data.goes_with(self.signal.memory) {
+            budget::spend_on(2 * budget::MESSAGE, self.data.len());
+            Slow::Begun(self.begin()?)
+        } else {
+            let put = (!is_put).then(|| self.data.general());
+            Slow::Apart(put, self.signal.access(self.rank))
+        };
+        self.way = Way::Slow(Box::new(slow));
         Ok(())
+    }
+
+    /// Begins both.
+    fn begin(&self) -> Result<Posted<Result<Both, RmaError>>, RmaError> {
+        let (data, flags, op) = (self.data.memory().clone(), self.signal.memory.clone(), self.signal.op);
+        let (part, offset) = self.data.place()?;
+        let (word, word_offset) = self.signal.place(self.rank)?;
+        let held = (data.hold(part), flags.hold(word));
+        let aim = |part: &Part| (Endpoint::new(part.rank, data.handle.me().context), part.remote);
+        let ((to, remote), (word_to, word_remote)) = (aim(part), aim(word));
+        let (bytes, len) = (self.data.copied().into_bytes(), self.data.len() as u64);
+        let handle = data.handle.clone();
+        Ok(self.data.memory().handle.post(move |scope: &mut Scope<'_>| {
+            data.still_there()?;
+            flags.still_there()?;
+            let pending = |ticket| Pending::new(handle.clone(), ticket, None);
+            let put = scope.rma(to, remote, offset, Rma::Put(Payload::Owned(bytes)))?;
+            let put = put.map(|ticket| pending(ticket).moving(len));
+            // Of data that could not be put there is no signal.
+            let signal = scope.rma(word_to, word_remote, word_offset, Rma::Update(op))?.map(pending);
+            drop(held);
+            Ok([put, signal])
+        }))
     }
 
     #[inline(never)]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
         let Way::Slow(slow) = &mut self.way else { return Poll::Ready(Ok(())) };
-        let outcome = ready!(slow.poll(cx));
+        let outcome = ready!(slow.poll(&self.data.memory().handle, cx));
         self.way = Way::Done;
         Poll::Ready(outcome)
     }
 }
 
 impl Slow<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
-        let this = self;
-        if this.starting {
-            // In this order, one after the other has started, or has ended: the signal follows the data on whatever way it
-            // goes.
-            if let Some(put) = &mut this.put {
-                if this.in_order {
-                    ready!(put.start(cx)?);
-                } else {
-                    ready!(Pin::new(put).poll(cx)?);
-                    this.put = None;
+    fn poll(&mut self, handle: &Handle, cx: &mut Context<'_>) -> Poll<Result<(), RmaError>> {
+        if let Slow::Begun(posted) = self {
+            let both = ready!(posted.poll(cx))?;
+            *self = Slow::Together(both);
+        }
+        match self {
+            Slow::Begun(_) => Poll::Pending,
+            Slow::Together(both) => {
+                for part in both {
+                    if let Some(pending) = part {
+                        let outcome = ready!(pending.poll(handle, cx));
+                        *part = None;
+                        outcome?;
+                    }
                 }
+                Poll::Ready(Ok(()))
             }
-            if let Some(signal) = &mut this.signal
-                && ready!(signal.poll_start(cx)?)
-            {
-                this.signal = None;
+            Slow::Apart(put, signal) => {
+                if let Some(data) = put {
+                    ready!(Pin::new(data).poll(cx)?);
+                    *put = None;
+                }
+                signal.poll(cx, false).map_ok(|_| ())
             }
-            this.starting = false;
         }
-        if let Some(put) = &mut this.put {
-            ready!(Pin::new(put).poll(cx)?);
-            this.put = None;
-        }
-        if let Some(signal) = &mut this.signal {
-            ready!(signal.poll(cx, false)?);
-            this.signal = None;
-        }
-        Poll::Ready(Ok(()))
     }
 }

@@ -4,7 +4,7 @@ use super::Input;
 use posthaste_launch::{JobEnv, Settings};
 
 /// What there is to be set, with and without an error in the name.
-const NAMES: [&str; 29] = [
+const NAMES: [&str; 31] = [
     "POSTHASTE_JOB",
     "POSTHASTE_RANK",
     "POSTHASTE_SIZE",
@@ -15,6 +15,8 @@ const NAMES: [&str; 29] = [
     "POSTHASTE_BROKER",
     "POSTHASTE_NODES",
     "POSTHASTE_RENDEZVOUS",
+    "POSTHASTE_RESTART",
+    "POSTHASTE_LIFELINE",
     "POSTHASTE_LANE_BYTES",
     "POSTHASTE_CREDITS",
     "POSTHASTE_SPIN_US",
@@ -125,6 +127,7 @@ pub fn environment(data: &[u8]) {
             assert_eq!((again.rank, again.size, again.contexts), (env.rank, env.size, env.contexts));
             assert_eq!((again.clients, again.fds, again.broker), (env.clients, env.fds, env.broker));
             assert_eq!((again.nodes, again.rendezvous), (env.nodes, env.rendezvous));
+            assert_eq!((again.restart, again.lifeline), (env.restart, env.lifeline));
         }
         Ok(None) => {}
         Err(error) => {
