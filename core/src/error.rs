@@ -337,6 +337,14 @@ pub enum RmaError {
         /// Length of the part in bytes.
         len: u64,
     },
+    /// A slice of a region ends before it begins.
+    #[error("bytes {first}..{end} of a region end before they begin")]
+    Backwards {
+        /// First byte.
+        first: u64,
+        /// Behind the last byte.
+        end: u64,
+    },
     /// An atomic operation works on words that lie at multiples of their length.
     #[error(
         "byte {offset} of the part of rank {rank} is no multiple of {len}: a word of {len} bytes cannot be there"

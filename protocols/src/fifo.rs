@@ -216,7 +216,7 @@ impl Fifo {
         &self,
         recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
     ) -> Result<Pattern, PatternError> {
-        record_on(&self.0.handle, Some(self.clone()), false, recording).await
+        record_on(&self.0.handle, Some(self.clone()), recording, |_, _| ()).await.map(|(pattern, ())| pattern)
     }
 
     /// What it is like now: slots, head and tail, and its flags.

@@ -1,7 +1,7 @@
 //! What becomes of replays when a rank that they touch is killed.
 
 use crate::support::{barrier_before_death, case, is_payload, options, payload, run, soon};
-use futures::future::join_all;
+use futures::future::{join_all, poll_immediate};
 use posthaste::persistent::PersistentError;
 use posthaste::{ConnectionManager, Counter, Fault, Job, Message, Part, Pattern, PatternError, Rank, Scope};
 use std::time::{Duration, Instant};
@@ -125,6 +125,43 @@ fn fault_a_pattern_of_a_freed_window_is_refused_and_replays_before_it_are_done()
             assert!(matches!(pattern.replay().await, Err(PatternError::Rma(_))), "the window is gone");
         }
         job.barrier().await.unwrap();
+    });
+}
+
+case!(fault_what_a_fifo_that_is_not_served_has_for_a_killed_rank_holds_up_no_fence);
+fn fault_what_a_fifo_that_is_not_served_has_for_a_killed_rank_holds_up_no_fence() {
+    run(3, options().body_leaves().killed(1), async |job| {
+        let window = job.shmalloc::<u64>(8).await.unwrap();
+        let source = job.region(8).await.unwrap();
+        let seen = Survivors::new(&job);
+        let survivors = match job.rank() {
+            Rank(1) => None,
+            _ => Some(job.collectives().subset(&[Rank(0), Rank(2)]).await.unwrap()),
+        };
+        let fifo = job.fifo(posthaste::FifoOptions::default()).await.unwrap();
+        let pattern = fifo.record(|r| r.put(&window, Rank(1), 0, source.slice(0..8))).await.unwrap();
+        fifo.set_enabled(false).await.unwrap();
+        let mut replay = Box::pin(pattern.replay());
+        if job.rank() == Rank(0) {
+            assert!(poll_immediate(replay.as_mut()).await.is_none(), "it waits in the FIFO");
+            assert_eq!(fifo.status().await.unwrap().len, 1);
+        }
+        barrier_before_death(&job, Rank(1)).await;
+        let Some(survivors) = survivors else {
+            return die().await;
+        };
+        let other = survivors.shmalloc::<u64>(8).await.unwrap();
+        if job.rank() == Rank(0) {
+            let ended = soon("the end of the replay", replay).await;
+            assert_eq!(ended, Err(PatternError::Fault(Fault::PeerLost(Rank(1)))));
+            let lost = soon("the flush", job.flush(Rank(1))).await.unwrap_err();
+            assert_eq!(lost.fault(), Some(Fault::PeerLost(Rank(1))));
+            let _lost = soon("the fence", job.fence()).await;
+            assert_eq!(fifo.status().await.unwrap().len, 0, "nothing waits for nobody");
+            assert!(!fifo.status().await.unwrap().enabled);
+        }
+        soon("the end of a window", other.free()).await.unwrap();
+        seen.leave(job, Rank(1)).await;
     });
 }
 

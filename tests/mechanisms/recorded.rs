@@ -1,12 +1,14 @@
 //! Patterns of every kind of operation: what they send is what is in their regions when they are replayed.
 
 use crate::support::{case, is_payload, options, payload, run, soon};
+use crate::windows::keep_busy;
 use futures::future::join_all;
 use futures::poll;
 use posthaste::{
     Bytes, ConnectionManager, Fault, FifoOptions, Message, Part, PatternError, Rank, Recorder, RmaError,
     Scope, SendError,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 case!(m_d25_a_recorded_mixture_is_carried_out_at_each_replay);
@@ -173,6 +175,42 @@ fn m_d25_multicast_and_many_to_many_record_as_they_are_carried_out() {
     });
 }
 
+case!(m_d25_nothing_that_is_sent_behind_what_records_as_it_sends_passes_it);
+/// Also while another task is at the context, which then begins what this one sends.
+fn m_d25_nothing_that_is_sent_behind_what_records_as_it_sends_passes_it() {
+    const ROUNDS: u64 = 1500;
+    run(2, options().workers(2), async |job| {
+        let peer = Rank(1 - job.rank().0);
+        let busy = Arc::new(job.shmalloc::<u64>(1).await.unwrap());
+        let arrived = job.counter();
+        let count = arrived.clone();
+        let news = job
+            .register("news", move |m: Message<'_>, _: &mut Scope<'_>| {
+                let number = m.read::<u64>(0).unwrap();
+                assert_eq!(number, count.value() + 1, "a message has passed another one");
+                count.add(1);
+            })
+            .unwrap();
+        let source = job.region(8).await.unwrap();
+        job.barrier().await.unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let beside = tokio::spawn(keep_busy(busy, peer, stop.clone()));
+        for round in 0..ROUNDS {
+            source.write(0, &(2 * round + 1).to_ne_bytes()).unwrap();
+            // The order in which they are polled is that of the program.
+            let first = news.multicast_recording([peer], &source);
+            let (first, second) =
+                tokio::join!(biased; first, news.send(peer, &(2 * round + 2).to_ne_bytes()));
+            first.unwrap();
+            second.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        beside.await.unwrap();
+        soon("all messages", arrived.reach(2 * ROUNDS)).await;
+        job.barrier().await.unwrap();
+    });
+}
+
 case!(m_d27_4096_patterns_share_a_context_and_all_their_replays_may_be_queued);
 fn m_d27_4096_patterns_share_a_context_and_all_their_replays_may_be_queued() {
     run(2, options(), async |job| {
@@ -319,6 +357,9 @@ fn m_d26_what_cannot_be_recorded_is_told_and_a_pattern_says_what_it_does() {
         assert_eq!(error(told), SendError::InfoTooLong { len: 113 }.into());
         let told = job.record(|r| r.send(&say, peer, source.slice(60..65))).await.unwrap_err();
         assert!(matches!(error(told), PatternError::Rma(RmaError::OutOfRange { .. })));
+        #[expect(clippy::reversed_empty_ranges, reason = "it is what is to be refused")]
+        let told = job.record(|r| r.send(&say, peer, source.slice(50..30))).await.unwrap_err();
+        assert_eq!(error(told), PatternError::Rma(RmaError::Backwards { first: 50, end: 30 }));
         let told = job.record(|r| r.put(&window, peer, 3, source.slice(0..60))).await.unwrap_err();
         assert!(matches!(error(told), PatternError::Rma(RmaError::OutOfRange { .. })));
         let elsewhere = say.through(job.context_handle(posthaste::ContextId(1)).unwrap());

@@ -357,7 +357,7 @@ fn m_w04_random_operations_that_are_under_way_at_once_keep_the_program_order() {
 }
 
 /// Another task at the context.
-async fn keep_busy(window: Arc<posthaste::Window<u64>>, to: Rank, stop: Arc<AtomicBool>) {
+pub async fn keep_busy(window: Arc<posthaste::Window<u64>>, to: Rank, stop: Arc<AtomicBool>) {
     for round in 0.. {
         if stop.load(Ordering::Relaxed) {
             return;

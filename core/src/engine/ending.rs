@@ -44,6 +44,8 @@ impl State {
         if !news {
             return;
         }
+        // What waits there for it is dropped.
+        self.mark_fifos_busy();
         self.completer.fail(Some(rank), fault);
         self.stats.peers_lost += 1;
         for protocol in self.registry.snapshot() {

@@ -77,18 +77,19 @@ impl<'d> Layout<'d> {
         Ok(size)
     }
 
-    /// Whether two layouts have the same elements in the same order.
+    /// Whether two layouts have the same elements in the same order; `false` if 64 bits do not count them.
     #[must_use]
     pub fn matches(&self, other: &Layout<'_>) -> bool {
         let (one, two) = (self.datatype.signature(), other.datatype.signature());
-        match (one.kind, two.kind) {
+        let same = match (one.kind, two.kind) {
             // Of one kind: the number of them says it all.
             (Some(kind), Some(same)) if kind == same => {
                 one.elements.checked_mul(self.count) == two.elements.checked_mul(other.count)
             }
             _ if one == two && self.count == other.count => true,
             _ => self.signature() == other.signature(),
-        }
+        };
+        same && self.size().is_some()
     }
 
     /// Where all bytes are, if they are in one run. To be asked of what was checked.
@@ -218,6 +219,8 @@ fn at_once(to: &Layout<'_>, from: &Layout<'_>) -> Option<Blocks> {
         (_, 1) => (to.len, to.count, to.stride, to.len as i64),
         _ => return None,
     };
+    // Blocks in one place may be more than can be counted.
+    len.checked_mul(count)?;
     Some(Blocks { target: to.first, target_stride, source: from.first, source_stride, len, count })
 }
 

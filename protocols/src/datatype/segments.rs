@@ -85,6 +85,11 @@ impl Export {
     fn layout(&self) -> Layout<'_> {
         Layout::new(&self.datatype, self.count).at(self.base)
     }
+
+    /// Bytes of the memory, of which a peer may say anything: those that places are counted in, which are signed.
+    fn len(&self) -> u64 {
+        self.handle.len.min(i64::MAX as u64)
+    }
 }
 
 /// How segments of an exported memory are attached. One is attached at any time.
@@ -144,7 +149,7 @@ pub fn pull<'t>(
     export: &Export,
 ) -> Result<u64, TransferError> {
     let (target, from) = (target.into(), export.layout());
-    let bytes = checked((to, target.len() as u64), (&from, export.handle.len))?;
+    let bytes = checked((to, target.len() as u64), (&from, export.len()))?;
     let mut mover = Segmented { local: Local::Target(target), segments, attached: None };
     transfer(to, &from, bytes, &mut mover)
 }
@@ -178,7 +183,7 @@ pub fn push<'s>(
     from: &Layout<'_>,
 ) -> Result<u64, TransferError> {
     let (source, to) = (source.into(), export.layout());
-    let bytes = checked((&to, export.handle.len), (from, source.len() as u64))?;
+    let bytes = checked((&to, export.len()), (from, source.len() as u64))?;
     let mut mover = Segmented { local: Local::Source(source), segments, attached: None };
     transfer(&to, from, bytes, &mut mover)
 }

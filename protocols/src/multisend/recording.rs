@@ -2,7 +2,7 @@
 
 use super::ManyToMany;
 use crate::handler::ActiveMessage;
-use crate::pattern::{Pattern, Replay, record};
+use crate::pattern::{Pattern, Replay, record, record_and_replay};
 use crate::window::RegionSlice;
 use posthaste_core::context::Face;
 use posthaste_core::engine::PatternError;
@@ -38,9 +38,7 @@ impl<F: Face> ActiveMessage<F> {
         payload: impl Into<RegionSlice>,
     ) -> Result<Pattern, PatternError> {
         let handle = Handle::of(self.face());
-        let pattern = record(&handle, |recorder| recorder.multicast(self, targets, payload)).await?;
-        pattern.replay().await?;
-        Ok(pattern)
+        record_and_replay(&handle, |recorder| recorder.multicast(self, targets, payload)).await
     }
 
     /// Makes a send that can be started any number of times: the same message to the same rank, with what is in
@@ -118,10 +116,7 @@ impl ManyToMany {
         connection: ConnectionId,
         messages: impl IntoIterator<Item = (Rank, RegionSlice)>,
     ) -> Result<Pattern, PatternError> {
-        let recording = record(self.handle(), |recorder| recorder.many_to_many(self, connection, messages));
-        let pattern = recording.await?;
-        pattern.replay().await?;
-        Ok(pattern)
+        record_and_replay(self.handle(), |recorder| recorder.many_to_many(self, connection, messages)).await
     }
 }
 

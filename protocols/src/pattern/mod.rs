@@ -78,7 +78,7 @@ pub async fn record(
     handle: &Handle,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
-    record_on(handle, None, false, recording).await
+    record_on(handle, None, recording, |_, _| ()).await.map(|(pattern, ())| pattern)
 }
 
 /// For what the library has under way of its own: its messages take no credit, and wait for no replay that waits for some.
@@ -86,15 +86,27 @@ pub(crate) async fn record_apart(
     handle: &Handle,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
-    record_on(handle, None, true, recording).await
+    let apart = |scope: &mut Scope<'_>, pattern: &Pattern| scope.stand_apart(pattern.id);
+    record_on(handle, None, recording, apart).await.map(|(pattern, ())| pattern)
 }
 
-pub(crate) async fn record_on(
+/// Records messages and sends them, ordered as one operation: behind all that was begun before, ahead of all that is begun later.
+pub(crate) async fn record_and_replay(
     handle: &Handle,
-    fifo: Option<Fifo>,
-    apart: bool,
     recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
 ) -> Result<Pattern, PatternError> {
+    let (pattern, begun) = record_on(handle, None, recording, |scope, pattern| pattern.begin(scope)).await?;
+    Replay::begun(&pattern, &pattern.handle, begun?).await?;
+    Ok(pattern)
+}
+
+/// Stores what the closure records, and does that with it in the same step.
+pub(crate) async fn record_on<T: Send + 'static>(
+    handle: &Handle,
+    fifo: Option<Fifo>,
+    recording: impl FnOnce(&mut Recorder) -> Result<(), PatternError>,
+    and: impl FnOnce(&mut Scope<'_>, &Pattern) -> T + Send + 'static,
+) -> Result<(Pattern, T), PatternError> {
     let mut recorder = Recorder::new(handle);
     recording(&mut recorder)?;
     let Recorder { descriptors, keep, messages, open_infos, bytes, .. } = recorder;
@@ -103,12 +115,11 @@ pub(crate) async fn record_on(
     let theirs = handle.clone();
     let posted = handle.post(move |scope: &mut Scope<'_>| {
         let id = scope.store_pattern(descriptors, Box::new((kept, regions)))?;
-        if apart {
-            scope.stand_apart(id);
-        }
         // An owner, so that it is freed if nobody waits for it any more.
         let windows = windows.into();
-        Ok(Pattern { handle: theirs, id, windows, fifo, messages, open_infos, bytes })
+        let pattern = Pattern { handle: theirs, id, windows, fifo, messages, open_infos, bytes };
+        let done = and(scope, &pattern);
+        Ok((pattern, done))
     });
     std::future::poll_fn(|cx| posted.poll(cx)).await
 }

@@ -405,7 +405,7 @@ impl Recorder {
     fn source(&mut self, slice: &RegionSlice) -> Result<[u64; 2], PatternError> {
         let region = slice.region();
         self.context_of("the region", region.handle().shared_state())?;
-        region.check(slice.first(), slice.len())?;
+        slice.check()?;
         if !self.keep.regions.iter().any(|other| other.local_key() == region.local_key()) {
             self.keep.regions.push(region.clone());
         }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Start,
     Posted(Posted<Result<State, PatternError>>),
     Waiting(Pending, ReplayId),
@@ -117,7 +117,21 @@ impl Particulars {
     }
 }
 
+impl Pattern {
+    /// Begins a replay where the engine is entered already.
+    pub(super) fn begin(&self, scope: &mut Scope<'_>) -> Result<State, PatternError> {
+        let mut particulars = Particulars::default();
+        particulars.begin(scope, &self.windows, (self.id, self.fifo.as_ref().map(Fifo::id)), None);
+        particulars.state(&self.handle)
+    }
+}
+
 impl<'p, F: Face> Replay<'p, F> {
+    /// What is left of a replay that was begun.
+    pub(super) fn begun(pattern: &'p Pattern, face: &'p F, state: State) -> Self {
+        Replay { pattern, face, info: None, state }
+    }
+
     #[inline]
     pub(super) fn new(pattern: &'p Pattern, face: &'p F) -> Self {
         Replay { pattern, face, info: None, state: State::Start }

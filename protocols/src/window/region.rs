@@ -233,7 +233,7 @@ impl Region {
         RegionKey { rank: self.0.handle.me().rank, offset, len, incarnation }
     }
 
-    /// A part of it, by its bytes, for recorded operations. Whether it is inside, they check.
+    /// A part of it, by its bytes, for recorded operations. Whether it is one, and inside, they check.
     ///
     /// # Examples
     /// ```
@@ -251,8 +251,7 @@ impl Region {
     /// ```
     #[must_use]
     pub fn slice(&self, bytes: Range<usize>) -> RegionSlice {
-        let (first, end) = (bytes.start as u64, bytes.end as u64);
-        RegionSlice { region: self.clone(), first, len: end.saturating_sub(first) }
+        RegionSlice { region: self.clone(), first: bytes.start as u64, end: bytes.end as u64 }
     }
 
     pub(crate) fn local_key(&self) -> usize {
@@ -263,7 +262,7 @@ impl Region {
         &self.0.handle
     }
 
-    pub(crate) fn check(&self, first: u64, len: u64) -> Result<(), RmaError> {
+    fn check(&self, first: u64, len: u64) -> Result<(), RmaError> {
         if first <= self.0.len && len <= self.0.len - first {
             return Ok(());
         }
@@ -419,7 +418,8 @@ impl<T> OwnedRegion<T> {
 pub struct RegionSlice {
     region: Region,
     first: u64,
-    len: u64,
+    /// As it was given: it may lie before the first byte.
+    end: u64,
 }
 
 impl RegionSlice {
@@ -431,14 +431,21 @@ impl RegionSlice {
         self.first
     }
 
+    /// Of a slice that was checked.
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        self.end.saturating_sub(self.first)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), RmaError> {
+        let RegionSlice { first, end, .. } = *self;
+        let len = end.checked_sub(first).ok_or(RmaError::Backwards { first, end })?;
+        self.region.check(first, len)
     }
 }
 
 impl From<&Region> for RegionSlice {
     fn from(region: &Region) -> Self {
-        Self { region: region.clone(), first: 0, len: region.len() }
+        Self { region: region.clone(), first: 0, end: region.len() }
     }
 }
 

@@ -250,3 +250,46 @@ fn what_is_not_inside_is_refused_before_there_is_staging_memory() {
     assert_eq!(redistribute_with(&thresholds, &mut target, &few, &[1; 16], &few), Ok(Method::Staged));
     assert_eq!(target[..12], [1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1]);
 }
+
+#[test]
+fn elements_that_cannot_be_counted_are_refused_and_match_nothing() {
+    // All of them in one place, so that they are inside of any memory, and as regular as can be.
+    let here = Datatype::of::<u64>().resized(0, 0).expect("small");
+    let fields = [(0, 1, Datatype::of::<u64>()), (8, 1, Datatype::of::<u8>())];
+    let mixed = Datatype::structure(&fields).expect("small").resized(0, 0).expect("small");
+    for (datatype, count) in [(&here, 1 << 61), (&here, u64::MAX), (&mixed, 1 << 61), (&mixed, u64::MAX)] {
+        let layout = Layout::new(datatype, count);
+        assert!(!layout.matches(&layout) && !layout.matches(&Layout::new(datatype, count - 1)));
+        let refused = TransferError::Count { side: Side::Source, count };
+        let (mut target, source) = ([1; 16], [2; 16]);
+        assert_eq!(redistribute(&mut target, &layout, &source, &layout), Err(refused.clone()));
+        let staged = redistribute_staged(&mut target, &layout, &source, &layout, &mut [0; 8]);
+        assert_eq!(staged, Err(refused));
+        assert_eq!(target, [1; 16]);
+    }
+    assert!(!Layout::new(&here, u64::MAX).matches(&Layout::new(&mixed, u64::MAX)));
+}
+
+#[test]
+fn an_export_at_the_end_of_all_places_is_refused() {
+    let pairs = Datatype::of::<u8>().vector(2, 4, 8).expect("small");
+    let handle = RegionKey { rank: Rank(0), offset: 0, len: u64::MAX, incarnation: 0 };
+    let mut segments = SlicedMemory::new(shared(&[0; 64]), 16);
+    let byte = Datatype::of::<u8>();
+    let local = Layout::new(&byte, 8);
+    for base in [i64::MAX as u64 - 11, i64::MAX as u64, 1 << 63, u64::MAX - 12, u64::MAX] {
+        let export = Export { handle, base, count: 1, datatype: pairs.clone() };
+        let export = Export::from_bytes(&export.to_bytes()).expect("its program is good");
+        let refused = |side| {
+            let (low, high) = (i128::from(base), i128::from(base) + 12);
+            Err(TransferError::OutOfBounds { side, low, high, len: i64::MAX as u64 })
+        };
+        assert_eq!(pull(&mut [0; 8], &local, &mut segments, &export), refused(Side::Source));
+        assert_eq!(push(&mut segments, &export, &[0; 8], &local), refused(Side::Target));
+        assert_eq!(segments.attached(), 0);
+    }
+    // What might be there, but is not attached.
+    let last = Export { handle, base: i64::MAX as u64 - 12, count: 1, datatype: pairs };
+    let missing = TransferError::Segment((i64::MAX as u64 - 12) / 16);
+    assert_eq!(pull(&mut [0; 8], &local, &mut segments, &last), Err(missing));
+}

@@ -195,6 +195,49 @@ pub fn what_waits_in_a_fifo_for_a_lost_peer_ends<H: Harness>(harness: H) {
     });
 }
 
+/// A FIFO that is not served keeps nobody waiting by what is in it for a rank that is gone.
+pub fn what_waits_for_a_lost_peer_in_a_fifo_that_is_not_served_keeps_nobody_waiting<H: Harness>(harness: H) {
+    let mut world = World::new(harness, 3);
+    let log = Log::default();
+    let protocol = world.record("message", &log);
+    let from = at(Rank(0));
+    let [ahead, behind] = [(); 2]
+        .map(|()| world.enter(from, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots"));
+    for fifo in [ahead, behind] {
+        world.enter(from, |scope| scope.enable_fifo(fifo, false)).expect("it is open");
+    }
+    let message = |number, to| Message::filled(from, at(Rank(to)), protocol, number, 3, 10);
+    // In the one it is behind what is for another, which stays.
+    let living = fill(&world, ahead, &mut VecDeque::from([message(3, 2)]));
+    let mut tickets = fill(&world, ahead, &mut VecDeque::from([message(0, 1), message(1, 1)]));
+    tickets.extend(fill(&world, behind, &mut VecDeque::from([message(2, 1)])));
+    let drain =
+        |fifo, towards| world.enter(from, |scope| scope.drain_fifos(fifo, towards)).expect("it goes on");
+    let (all, lost) = (drain(Some(behind), None), drain(None, Some(Rank(1))));
+    assert_eq!([all.len(), lost.len()], [1, 2]);
+    world.kill(Rank(1));
+    for ticket in tickets {
+        assert_eq!(world.outcome(from, ticket).expect_err("nobody is there"), Fault::PeerLost(Rank(1)));
+    }
+    for ticket in all.into_iter().chain(lost) {
+        // Either it had left its place before the loss was told to those who wait for that rank, or the loss is what they hear.
+        let ended = world.outcome(from, ticket);
+        assert!(matches!(ended, Ok(_) | Err(Fault::PeerLost(Rank(1)))), "{ended:?}");
+    }
+    // What is for another is where it was, and whoever waits for that waits on.
+    world.enter(from, |scope| {
+        let len = |scope: &mut Scope<'_>, fifo| scope.fifo_status(fifo).expect("it is open").len;
+        assert!(len(scope, ahead) > 0 && len(scope, behind) == 0);
+        assert_eq!(scope.drain_fifos(None, None).expect("it goes on").len(), 1);
+        assert_eq!(scope.drain_fifos(None, Some(Rank(1))).expect_err("gone"), Fault::PeerLost(Rank(1)));
+        scope.enable_fifo(ahead, true).expect("it is open");
+    });
+    for ticket in living {
+        assert!(world.outcome(from, ticket).is_ok());
+    }
+    world.until("the last arrives", |_| log.len() == 1);
+}
+
 /// Who waits for what is in FIFOs for one rank waits for nothing that is there for others alone.
 pub fn who_waits_for_one_rank_waits_for_no_other<H: Harness>(harness: H) {
     let mut world = World::new(harness, 3);

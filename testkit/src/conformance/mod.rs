@@ -193,6 +193,7 @@ macro_rules! conformance_suite {
             mixtures::a_replay_to_a_lost_peer_ends_and_the_others_part_is_done,
             fifos::fifos_keep_their_own_order_and_mix_with_all_others,
             fifos::what_waits_in_a_fifo_for_a_lost_peer_ends,
+            fifos::what_waits_for_a_lost_peer_in_a_fifo_that_is_not_served_keeps_nobody_waiting,
             fifos::what_finds_no_room_in_a_fifo_keeps_its_order_or_is_taken_back,
             fifos::what_waits_for_credit_goes_through_its_fifo_in_its_turn,
             fifos::what_waits_for_room_in_a_fifo_and_then_for_credit_keeps_its_order,

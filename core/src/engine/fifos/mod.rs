@@ -349,7 +349,7 @@ impl Scope<'_> {
     /// those that have nothing of the kind.
     ///
     /// # Errors
-    /// If all completion slots are in use, or the context is closed.
+    /// If all completion slots are in use, the context is closed, or there is something for that rank and it is gone.
     pub fn drain_fifos(
         &mut self,
         which: Option<FifoId>,
@@ -372,7 +372,8 @@ impl Scope<'_> {
         let waiting: Vec<_> = waiting.filter_map(|(key, extra)| Some((key, until(extra)?))).collect();
         let mut tickets = Vec::new();
         for _ in &waiting {
-            match self.operation(None) {
+            // Of one rank it ends with that, too.
+            match self.operation(towards) {
                 Ok(ticket) => tickets.push(ticket),
                 Err(fault) => {
                     // None of them is begun, or all are.

@@ -72,8 +72,9 @@ impl Scope<'_> {
         let (mut moved, mut budget) = (0, quantum);
         loop {
             let extra = &self.state.fifos.all[key];
-            let front = if extra.is_served() { extra.fifo.front() } else { None };
-            let Some(mut front) = front else {
+            // What waits for a rank that is gone ends, be the FIFO served or not: others may wait for that.
+            let goes = |front: &Descriptor| extra.is_served() || self.state.is_gone(front);
+            let Some(mut front) = extra.fifo.front().filter(goes) else {
                 if extra.closing && extra.fifo.is_empty() {
                     self.state.remove_fifo(key);
                 }
@@ -208,6 +209,12 @@ impl State {
         if !std::mem::replace(&mut self.fifos.listed, true) {
             self.busy.push(FIFOS);
         }
+    }
+
+    /// Whether a descriptor is for a rank that is gone.
+    fn is_gone(&self, descriptor: &Descriptor) -> bool {
+        let index = self.shape.index(descriptor.target());
+        self.peers[index].as_ref().is_some_and(|peer| peer.fault.is_some())
     }
 
     /// Whether a descriptor takes packets that cannot be mixed with others of their kind.

@@ -309,6 +309,10 @@ impl RemoteRegion {
 
     /// The region in segments of so many bytes, to be attached one at a time; `None` if it is not mapped here.
     ///
+    /// This is the bare memory: what is copied through it is copied at once, in no order with this rank's own operations that are
+    /// under way ([`flush`](crate::flush::flush) its owner before), and rouses nobody who waits for that memory. When its owner has freed
+    /// the region, the bytes are anyone's.
+    ///
     /// # Examples
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
