@@ -375,6 +375,12 @@ pub trait Port: Inject + Send {
     /// A peer is gone for good: give back what it held, take nothing from it any more.
     fn peer_down(&mut self, rank: Rank);
 
+    /// The engine has found that a peer breaks the rules, and takes nothing from it any more: a device that can ends what connects
+    /// them, so that the peer hears of it, and tells its client, so that other contexts do ([`PeerEvent::Down`]).
+    fn cut_off(&mut self, rank: Rank) {
+        let _ = rank;
+    }
+
     /// A peer that is gone was started again, and its device has said so: from now on this context talks to that
     /// incarnation, about which it knows nothing. Called after [`peer_down`](Self::peer_down). A device that never says so
     /// need not do anything.

@@ -368,6 +368,12 @@ impl Port for RoutePort {
         }
     }
 
+    fn cut_off(&mut self, rank: Rank) {
+        for port in &mut self.ports {
+            port.cut_off(rank);
+        }
+    }
+
     fn peer_up(&mut self, rank: Rank, incarnation: u32) {
         // Only the device that leads there now has said so.
         if let Some(port) = self.of(rank) {

@@ -1,16 +1,19 @@
-//! The conformance suite over shared memory: several ranks of one arena in one process, advanced in turn.
+//! The conformance suite over shared memory: several ranks of one arena in one process, advanced in turn. And what holds of its
+//! pages alone.
 
-use posthaste_core::engine::EngineConfig;
+use posthaste_core::engine::{EngineConfig, Payload, SendArgs, Sent, Wait};
 use posthaste_core::messager::ClientParts;
 use posthaste_core::sysdep::Personality;
-use posthaste_core::{Client, ClientId, JobShape, LinuxSysdep, Messager, Rank, Sysdep};
+use posthaste_core::{
+    Client, ClientId, ContextId, Endpoint, JobShape, LinuxSysdep, Messager, ProtocolId, Rank, Sysdep,
+};
 use posthaste_launch::HostFds;
 use posthaste_shm::{Host, HostResources, Layout, Sizes};
-use posthaste_testkit::conformance::{Harness, Setup, describe, tell};
+use posthaste_testkit::conformance::{Harness, Log, Probe, Setup, World, describe, tell};
 use posthaste_testkit::conformance_suite;
 use posthaste_testkit::sim::open_without_driver;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 struct ShmHarness {
@@ -116,3 +119,70 @@ conformance_suite!(mod shared_memory_rendezvous_over_send_tiny, seeds 0..1, |_| 
     1024,
     EngineConfig { credits: 1, oversend: true, rendezvous_bytes: Some(100), ..EngineConfig::default() }
 ));
+
+fn to(rank: Rank, protocol: ProtocolId) -> SendArgs<'static> {
+    let target = Endpoint::new(rank, ContextId(0));
+    SendArgs { target, protocol, cookie: 0, info: &[], relaxed: false }
+}
+
+/// More of them than the pool has pages for, were each as far behind as one alone may be.
+#[test]
+fn those_who_are_slow_leave_pages_for_others() {
+    const SLOW: u32 = 40;
+    let mut harness = ShmHarness::new(16 << 10, EngineConfig::default());
+    harness.sizes.pool = 64 << 20;
+    let mut world = World::new(harness, SLOW + 2);
+    let log = Log::default();
+    let protocol = world.record("message", &log);
+    let (from, fast) = (Endpoint::new(Rank(0), ContextId(0)), Rank(SLOW + 1));
+    let slow = (1..=SLOW).map(Rank);
+    slow.clone().for_each(|rank| world.pause(rank));
+    let large = vec![1; 256 << 10];
+    let mut sent = 0;
+    for rank in slow.clone() {
+        let at_once = || {
+            let payload = Payload::Borrowed(&large);
+            let tried = world.enter(from, |scope| scope.send(&to(rank, protocol), payload, Wait::Never));
+            matches!(tried, Ok(Sent::Done))
+        };
+        while at_once() {
+            sent += 1;
+        }
+    }
+    assert!(sent > 2 * SLOW, "each has its share: {sent}");
+    let small = Payload::Borrowed(&[7; 4096]);
+    let given = world.enter(from, |scope| scope.give(&to(fast, protocol), small)).expect("all are there");
+    // It goes in its time.
+    let _ticket = given.leave();
+    world.until("the message arrives", |_| log.len() == 1);
+    slow.for_each(|rank| world.resume(rank));
+    world.until("all arrive", |_| log.len() == 1 + sent as usize);
+}
+
+/// Of pages that hold a few bytes their numbers are what runs out.
+#[test]
+fn short_loans_that_are_kept_stop_no_lane() {
+    const LOANS: usize = 3000;
+    for lane in [16 << 10, 256 << 10] {
+        let mut harness = ShmHarness::new(lane, EngineConfig::default());
+        harness.sizes.pool = 256 << 20;
+        let mut world = World::new(harness, 2);
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let protocol = [0, 1].map(|rank| {
+            let kept = kept.clone();
+            let keep = Probe::new("keep", move |_, message| kept.lock().unwrap().push(message.body.keep()));
+            world.register(Rank(rank), keep)
+        })[0];
+        let from = Endpoint::new(Rank(0), ContextId(0));
+        for _ in 0..LOANS {
+            let given = world.enter(from, |scope| {
+                let loan = scope.loan(8).expect("a page");
+                scope.give(&to(Rank(1), protocol), Payload::Loan(loan)).expect("the peer is there")
+            });
+            // It goes in its time.
+            let _ticket = given.leave();
+            world.step();
+        }
+        world.until("all loans arrive", |_| kept.lock().unwrap().len() == LOANS);
+    }
+}

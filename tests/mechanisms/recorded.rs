@@ -199,8 +199,7 @@ fn m_d25_nothing_that_is_sent_behind_what_records_as_it_sends_passes_it() {
             source.write(0, &(2 * round + 1).to_ne_bytes()).unwrap();
             // The order in which they are polled is that of the program.
             let first = news.multicast_recording([peer], &source);
-            let (first, second) =
-                tokio::join!(biased; first, news.send(peer, &(2 * round + 2).to_ne_bytes()));
+            let (first, second) = tokio::join!(biased; first, news.send(peer, (2 * round + 2).to_ne_bytes()));
             first.unwrap();
             second.unwrap();
         }

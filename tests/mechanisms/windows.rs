@@ -402,7 +402,7 @@ fn m_w04_nothing_that_is_begun_behind_a_put_with_a_signal_passes_the_signal() {
                         "the put has passed the signal"
                     );
                     let first = data.put_signal(to, 4, &values, flags.signal_set(1, round));
-                    let (first, second) = tokio::join!(biased; first, look.send(to, &round.to_ne_bytes()));
+                    let (first, second) = tokio::join!(biased; first, look.send(to, round.to_ne_bytes()));
                     first.unwrap();
                     second.unwrap();
                 }

@@ -13,7 +13,7 @@
 //! a transfer between the processors. A number that came back in its turn rests together with its page: the next
 //! message of that length takes both at once, and nobody else is asked.
 
-use crate::lane::GRANT_COUNT;
+use crate::lane::{GRANT_COUNT, PAGE_STRIDE};
 use crate::link::LIFE_MASK;
 use crate::pages::{Page, PagePool};
 use crate::ring::Ring;
@@ -210,6 +210,13 @@ impl Grants {
     #[must_use]
     pub fn is_far_ahead(&self) -> bool {
         self.bytes_ahead >= self.most_ahead && self.ahead.len() >= 2
+    }
+
+    /// Whether the reader has more than so many bytes with a page for these. What it has to read before it tells how far it is, and
+    /// pages are up to twice as long as their messages, it always may have.
+    #[must_use]
+    pub fn is_beyond(&self, share: u64, len: u64) -> bool {
+        self.bytes_ahead >= 2 * PAGE_STRIDE && self.bytes_ahead + (1 << Page::class_for(len)) > share
     }
 
     /// Whether the reader keeps so many pages that it should copy.

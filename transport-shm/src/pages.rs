@@ -105,7 +105,7 @@ impl PagePool {
     }
 
     /// Bytes of the pages that are in use.
-    #[cfg(all(test, not(posthaste_loom)))]
+    #[must_use]
     pub fn in_use(&self) -> u64 {
         self.used
     }
@@ -121,6 +121,12 @@ impl PagePool {
     #[must_use]
     pub fn is_large(&self) -> bool {
         self.fresh >= LARGE
+    }
+
+    /// Bytes that were ever in use.
+    #[must_use]
+    pub fn touched(&self) -> u64 {
+        self.fresh
     }
 
     /// Whether a page for `len` bytes is there that was in use before.

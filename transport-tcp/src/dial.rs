@@ -69,12 +69,14 @@ impl AttemptError {
 
     /// Says that it is tried again, not more often than is worth reading.
     fn tell(&self, hub: &Hub, peer: Endpoint) {
-        let (Some(more), me) = (hub.log.pass(), hub.me) else { return };
+        let me = hub.me;
         match self.cause() {
             why @ LossCause::NoDescriptor(_) => {
-                tracing::error!(%me, %peer, more, "connecting failed; trying again: {why}");
+                if let Some(more) = hub.lacking.pass() {
+                    tracing::error!(%me, %peer, more, "connecting failed; trying again: {why}");
+                }
             }
-            _ => tracing::debug!(%me, %peer, error = %self, more, "connecting failed; trying again"),
+            _ => tracing::debug!(%me, %peer, error = %self, "connecting failed; trying again"),
         }
     }
 }

@@ -200,6 +200,8 @@ pub(crate) struct Hub {
     pub book: Arc<AddressBook>,
     pub home: Home,
     pub log: Throttle,
+    /// And of those about descriptors that lack where a peer is connected to.
+    pub lacking: Throttle,
     doors: Box<[Arc<Door>]>,
     table: Mutex<Table>,
     /// Whom to tell of lost peers. It leads back to the ports, so that it has to go when the device ends.
@@ -237,6 +239,7 @@ impl Hub {
             book,
             home: Home::new(config),
             log: Throttle::default(),
+            lacking: Throttle::default(),
             doors,
             table: Mutex::new(table),
             news: Mutex::new(None),

@@ -132,6 +132,8 @@ pub(crate) struct TxLink {
     pub told_until: u64,
     /// Those of them that named memory which is not there, and the peer is to be told of: the first one, and how many.
     pub absent: Vec<(u64, u64)>,
+    /// Of those that it has been told of, what is not with the kernel yet: how many, and where in the stream each word ends.
+    pub telling: (usize, VecDeque<(u64, usize)>),
     /// Answers that were given to the peer's gets.
     pub answers: u64,
     /// Answers that are not written yet.
@@ -170,6 +172,7 @@ impl TxLink {
             told: 0,
             told_until: 0,
             absent: Vec::new(),
+            telling: (0, VecDeque::new()),
             answers: 0,
             answering: Answering::default(),
             leave: Leave::No,
@@ -209,13 +212,31 @@ impl TxLink {
             return;
         }
         self.told = self.applied;
+        let absent = self.absent.len();
         for (first, count) in std::mem::take(&mut self.absent) {
             self.out.small().extend_from_slice(Header::control(ABSENT, 8, first).as_bytes());
             self.out.small().extend_from_slice(&count.to_le_bytes());
         }
         self.out.small().extend_from_slice(Header::control(DONE, 0, self.applied).as_bytes());
         self.told_until = self.out.passed() + self.out.len() as u64;
+        if absent > 0 {
+            self.telling.0 += absent;
+            self.telling.1.push_back((self.told_until, absent));
+        }
         posthaste_core::failpoint!("tcp.done.due");
+    }
+
+    /// Puts of memory that is not there, in runs, of which the peer has yet to be told, or of which what it is told waits here.
+    pub fn untold(&mut self) -> usize {
+        let passed = self.out.passed();
+        let (telling, words) = &mut self.telling;
+        while let Some(&(until, absent)) = words.front()
+            && until <= passed
+        {
+            words.pop_front();
+            *telling -= absent;
+        }
+        self.absent.len() + *telling
     }
 
     /// Writes as much as the kernel takes of what waits, and of `last` after it, of which what waits may be the head: nothing

@@ -319,6 +319,22 @@ impl Port for TcpPort {
         }
     }
 
+    fn cut_off(&mut self, rank: Rank) {
+        for index in 0..self.links.len() {
+            let peer = self.hub.shape.endpoint(index);
+            if peer.rank == rank
+                && let Some(link) = self.links[index].take()
+            {
+                let (fault, incarnation) = (Fault::PeerCorrupt(rank), link.incarnation);
+                tracing::debug!(me = %self.hub.me, %peer, %fault, "connection closed");
+                self.end_link(index, *link);
+                self.open.retain(|&open| open != index);
+                self.tx.kill(index, fault);
+                self.hub.ended(self.context, peer, incarnation, fault, LossCause::Disconnected);
+            }
+        }
+    }
+
     fn peer_up(&mut self, rank: Rank, incarnation: u32) {
         for index in 0..self.links.len() {
             if self.hub.shape.endpoint(index).rank == rank {

@@ -130,6 +130,7 @@ impl State {
         }
         self.busy.clear();
         self.leaving.clear();
+        self.cut_off.clear();
         self.drop_replays();
         self.fifos.clear();
         self.watches.look(true);

@@ -178,6 +178,7 @@ impl Engine {
             incarnations: (0..parts.shape.ranks).map(|rank| parts.gates.incarnation_of(Rank(rank))).collect(),
             busy: Vec::new(),
             leaving: Vec::new(),
+            cut_off: Vec::new(),
             registry: parts.registry,
             known_protocols: 0,
             ready: false,
@@ -277,7 +278,7 @@ impl Engine {
         if !self.state.busy.is_empty() {
             events += self.scope().pump();
             // Whoever says goodbye is among the busy ones.
-            if !self.state.leaving.is_empty() {
+            if !self.state.leaving.is_empty() || !self.state.cut_off.is_empty() {
                 self.take_goodbyes();
             }
         }
@@ -365,6 +366,9 @@ impl Engine {
 
     #[cold]
     fn take_goodbyes(&mut self) {
+        while let Some(rank) = self.state.cut_off.pop() {
+            self.port.cut_off(rank);
+        }
         while let Some(&rank) = self.state.leaving.first() {
             // It is on the list meanwhile: what it repeats is not heard.
             self.drain(rank);
@@ -409,7 +413,7 @@ impl Engine {
             // Nobody rings for what waits for its turn only.
             return false;
         }
-        if !self.state.leaving.is_empty() {
+        if !self.state.leaving.is_empty() || !self.state.cut_off.is_empty() {
             // Nor for what was found behind the last look.
             return false;
         }

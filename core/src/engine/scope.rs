@@ -148,9 +148,14 @@ impl Scope<'_> {
         self.state.starts = self.state.starts.wrapping_add(1);
     }
 
-    /// The peer that a device found to break the rules is cut off.
+    /// A peer that breaks the rules is cut off. Its device hears that when it is not at work.
+    #[cold]
     pub fn cut_off(&mut self, rank: Rank) {
         self.state.peer_down(rank, Fault::PeerCorrupt(rank));
+        if !self.state.cut_off.contains(&rank) {
+            self.state.cut_off.push(rank);
+            self.state.busy.push(queue::LEAVING);
+        }
     }
 
     #[inline(always)]

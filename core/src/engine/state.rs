@@ -36,6 +36,8 @@ pub struct State {
     pub(crate) busy: Vec<usize>,
     /// Ranks that have said goodbye: [`LEAVING`](queue::LEAVING) is in `busy` then.
     pub(super) leaving: Vec<Rank>,
+    /// Ranks that were cut off here, which their device has yet to hear.
+    pub(super) cut_off: Vec<Rank>,
     pub(crate) registry: Arc<Registry>,
     /// Protocols that are known to be registered.
     pub(crate) known_protocols: u64,

@@ -201,8 +201,10 @@ pub fn what_waits_for_a_lost_peer_in_a_fifo_that_is_not_served_keeps_nobody_wait
     let log = Log::default();
     let protocol = world.record("message", &log);
     let from = at(Rank(0));
-    let [ahead, behind] = [(); 2]
-        .map(|()| world.enter(from, |scope| scope.open_fifo(FifoOptions::default())).expect("so few slots"));
+    // Of so few bytes in a turn that what goes with the rank takes more than one.
+    let options = FifoOptions { quantum: 4096, ..FifoOptions::default() };
+    let [ahead, behind] =
+        [(); 2].map(|()| world.enter(from, |scope| scope.open_fifo(options)).expect("so few slots"));
     for fifo in [ahead, behind] {
         world.enter(from, |scope| scope.enable_fifo(fifo, false)).expect("it is open");
     }
@@ -210,7 +212,9 @@ pub fn what_waits_for_a_lost_peer_in_a_fifo_that_is_not_served_keeps_nobody_wait
     // In the one it is behind what is for another, which stays.
     let living = fill(&world, ahead, &mut VecDeque::from([message(3, 2)]));
     let mut tickets = fill(&world, ahead, &mut VecDeque::from([message(0, 1), message(1, 1)]));
-    tickets.extend(fill(&world, behind, &mut VecDeque::from([message(2, 1)])));
+    let mut those_behind = (4..104).map(|number| message(number, 1)).collect();
+    tickets.extend(fill(&world, behind, &mut those_behind));
+    assert!(those_behind.is_empty(), "there is room");
     let drain =
         |fifo, towards| world.enter(from, |scope| scope.drain_fifos(fifo, towards)).expect("it goes on");
     let (all, lost) = (drain(Some(behind), None), drain(None, Some(Rank(1))));

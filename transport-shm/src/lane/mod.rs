@@ -136,7 +136,7 @@ pub const fn max_short(ring: u64) -> usize {
 }
 
 /// Bytes in pages after which the reader tells how far it is, however short their records are.
-const PAGE_STRIDE: u64 = 64 << 10;
+pub(crate) const PAGE_STRIDE: u64 = 64 << 10;
 
 /// Words of a cache line.
 const LINE_WORDS: usize = 8;

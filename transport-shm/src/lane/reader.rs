@@ -6,6 +6,7 @@ use super::{
     WORD_HEADER, max_short, most_words,
 };
 use crate::batch::MOST_BYTES;
+use crate::layout::PAGE;
 use posthaste_core::MAX_INFO;
 use posthaste_core::memory::Words;
 use posthaste_core::sync::Ordering;
@@ -284,7 +285,8 @@ impl<W: Words> Consumer<W> {
     pub fn consume(&mut self, header: Header, fence: LightFence) -> bool {
         self.position += header.record_bytes();
         match header.kind {
-            KIND_PAGE => self.page_bytes += u64::from(header.len),
+            // A loan of a few bytes has a page and a number, too, which the writer wants back.
+            KIND_PAGE => self.page_bytes += u64::from(header.len).max(PAGE),
             KIND_BATCH => self.page_bytes += MOST_BYTES,
             _ => {}
         }

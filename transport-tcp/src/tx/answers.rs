@@ -171,8 +171,8 @@ impl Tx {
     }
 
     /// Whether one more put of memory that is not there can be borne: a peer that does not listen is not told for ever.
-    pub fn bears_absent(&self, index: usize) -> bool {
-        self.links[index].as_ref().is_some_and(|link| link.absent.len() < MOST_ABSENT)
+    pub fn bears_absent(&mut self, index: usize) -> bool {
+        self.links[index].as_mut().is_some_and(|link| link.untold() < MOST_ABSENT)
     }
 
     /// A put of memory that is not there is over.

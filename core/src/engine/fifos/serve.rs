@@ -72,15 +72,17 @@ impl Scope<'_> {
         let (mut moved, mut budget) = (0, quantum);
         loop {
             let extra = &self.state.fifos.all[key];
-            // What waits for a rank that is gone ends, be the FIFO served or not: others may wait for that.
-            let goes = |front: &Descriptor| extra.is_served() || self.state.is_gone(front);
-            let Some(mut front) = extra.fifo.front().filter(goes) else {
+            let front = extra.fifo.front();
+            // What waits for a rank that is gone ends, be the FIFO served or not, and whatever the budget: others may wait for that,
+            // and nobody may come back to a FIFO that is not served.
+            let is_gone = front.as_ref().is_some_and(|front| self.state.is_gone(front));
+            let Some(mut front) = front.filter(|_| is_gone || extra.is_served()) else {
                 if extra.closing && extra.fifo.is_empty() {
                     self.state.remove_fifo(key);
                 }
                 return (moved, Served::Empty);
             };
-            if budget == 0 {
+            if budget == 0 && !is_gone {
                 return (moved.max(1), Served::Quantum);
             }
             let before = budget;
@@ -94,7 +96,7 @@ impl Scope<'_> {
                 }
                 Some(outcome) => {
                     moved += 1;
-                    budget = budget.saturating_sub(COST);
+                    budget = budget.saturating_sub(if is_gone { 0 } else { COST });
                     self.left_fifo(key);
                     if let Some(outcome) = outcome {
                         if let Err(fault) = outcome {

@@ -42,6 +42,8 @@ pub(super) struct Tx {
     shared: Option<SharedPage>,
     /// How often pages have come back, of whatever lane.
     returns: u64,
+    /// Not before so much of the pool was in use is it worth while to look at all pages that are out.
+    sweep_at: u64,
     /// Ends to be reported at the next `advance`: values of gets.
     pub ended: Vec<(Ticket, Value)>,
     /// The lane that took no more last, until its reader was seen to move.
@@ -125,6 +127,7 @@ impl Tx {
             multicast: false,
             shared: None,
             returns: 0,
+            sweep_at: 0,
             ended: Vec::new(),
             full: None,
             wrote: None,

@@ -10,6 +10,9 @@ use posthaste_core::memory::{SharedSlice, Words};
 use posthaste_core::{Fault, ProtocolId};
 use std::sync::atomic::Ordering;
 
+/// One part in so many of the pages that are out: as much is to come back for a look at all of them.
+const WORTH_A_SWEEP: u64 = 16;
+
 /// A page that holds the payload of a multicast; its maker is one of its users until the multicast ends.
 pub(super) struct SharedPage {
     address: usize,
@@ -77,7 +80,7 @@ impl Tx {
         let header = page_header(head.protocol, head.len, head.info.len(), head.cookie != 0);
         // Before the payload is copied.
         let may = |lane: &mut Box<TxLane>| !lane.grants.is_far_ahead() && lane.producer.has_room(header);
-        if !self.lanes[index].as_mut().is_some_and(may) {
+        if !self.lanes[index].as_mut().is_some_and(may) || self.is_beyond_its_share(index, head.len) {
             self.block(index);
             return Ok(false);
         }
@@ -126,6 +129,24 @@ impl Tx {
             self.block(index);
         }
         Ok(sent)
+    }
+
+    /// Whether a reader has enough of the pages while they are scarce: who is slow must not have all of them.
+    #[inline]
+    fn is_beyond_its_share(&mut self, index: usize, len: u64) -> bool {
+        self.pool.is_scarce() && self.is_beyond_its_share_of_few(index, len)
+    }
+
+    #[cold]
+    fn is_beyond_its_share_of_few(&mut self, index: usize, len: u64) -> bool {
+        let Tx { lanes, pool, returns, .. } = self;
+        // Half of them are for all that there may be.
+        let share = pool.size() / (2 * lanes.len() as u64);
+        let Some(lane) = &mut lanes[index] else { return false };
+        if lane.grants.is_beyond(share, len) {
+            *returns += u64::from(lane.settle(pool));
+        }
+        lane.grants.is_beyond(share, len)
     }
 
     /// A number and a page for `len` bytes; `None`: all are in use.
@@ -200,9 +221,14 @@ impl Tx {
         if self.pool.any_rest() && !self.pool.has_warm(len) {
             self.end_rest();
         }
-        // Rather than touch ever more memory, look what has come back.
-        if self.pool.is_large() && !self.pool.has_warm(len) {
+        // Rather than touch ever more memory, look what has come back: again only when that may be a good part of what is out,
+        // as each page that is costs a look.
+        if self.pool.is_large() && !self.pool.has_warm(len) && self.pool.touched() >= self.sweep_at {
+            let out = self.pool.in_use();
             self.sweep_all();
+            let worth = out / WORTH_A_SWEEP;
+            let came_back = out - self.pool.in_use();
+            self.sweep_at = if came_back >= worth { 0 } else { self.pool.touched() + worth };
         }
         let mut taken = self.pool.take(len);
         if taken.is_none() {
