@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// A job to be started on this host.
 ///
 /// The ranks share the launcher's process group, so that the terminal's Ctrl-C reaches them; rank 0 shares its standard
-/// input, the others read nothing. They die with the launcher, however it ends.
+/// input, the others read nothing. They die with the launcher, however it ends, also behind a script that has started them.
 #[derive(Debug)]
 #[must_use = "a job starts with `spawn`"]
 pub struct Launch {

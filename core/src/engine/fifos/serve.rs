@@ -73,8 +73,8 @@ impl Scope<'_> {
         loop {
             let extra = &self.state.fifos.all[key];
             let front = extra.fifo.front();
-            // What waits for a rank that is gone ends, be the FIFO served or not, and whatever the budget: others may wait for that,
-            // and nobody may come back to a FIFO that is not served.
+            // What waits for a rank that is gone ends, be the FIFO served or not: others may wait for that. It costs no budget, for
+            // which nobody would come back to a FIFO that is not served.
             let is_gone = front.as_ref().is_some_and(|front| self.state.is_gone(front));
             let Some(mut front) = front.filter(|_| is_gone || extra.is_served()) else {
                 if extra.closing && extra.fifo.is_empty() {
@@ -82,7 +82,7 @@ impl Scope<'_> {
                 }
                 return (moved, Served::Empty);
             };
-            if budget == 0 && !is_gone {
+            if budget == 0 {
                 return (moved.max(1), Served::Quantum);
             }
             let before = budget;
