@@ -167,6 +167,18 @@ pub enum JoinError {
         /// What this rank has.
         own: posthaste_core::JobShape,
     },
+    /// Another rank gives, and expects, credit for other numbers of bytes.
+    #[error(
+        "rank {rank} has POSTHASTE_CREDIT_BYTES={said}, this rank {own}: set it to the same for all ranks of a job"
+    )]
+    CreditBytes {
+        /// Which rank.
+        rank: u32,
+        /// What it said, in bytes.
+        said: u64,
+        /// What this rank has, in bytes.
+        own: u64,
+    },
     /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     System {

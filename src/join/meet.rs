@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// How long to try to hear who is gone, where that is not said by the meeting.
 const NEWS: Duration = Duration::from_secs(20);
 /// Of what the blobs say; ranks of another version are refused.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// A meeting, and how long it may take.
 pub(crate) struct Party {
@@ -85,6 +85,8 @@ struct Card {
     version: u32,
     clients: u16,
     contexts: u16,
+    /// By which it judges what others send before they are given credit for more.
+    credit_bytes: u64,
     /// The node of its first incarnation.
     node: u32,
     listens: Vec<SocketAddr>,
@@ -238,6 +240,7 @@ async fn join_again(
     let (party, cards) = party.roster().await?;
     for (other, (_, card)) in cards.iter().enumerate() {
         agree(other, card.version, shape, card.clients, card.contexts)?;
+        count_alike(other, card, &settings)?;
         if card.listens.len() != usize::from(shape.clients) {
             return Err(JoinError::Alone { rank: rank.0 });
         }
@@ -267,6 +270,7 @@ async fn join_again(
         version: VERSION,
         clients: shape.clients,
         contexts: shape.contexts,
+        credit_bytes: place.settings.credit_bytes,
         node: place.node_of(rank),
         listens: network.addresses(),
         news: None,
@@ -466,6 +470,7 @@ impl Finish<'_> {
             version: VERSION,
             clients: shape.clients,
             contexts: shape.contexts,
+            credit_bytes: place.settings.credit_bytes,
             node: place.node_of(rank),
             listens,
             news: server.as_ref().map(Rendezvous::address),
@@ -473,6 +478,7 @@ impl Finish<'_> {
         let (mut party, cards) = party.gather("where it listens", &mine).await?;
         for (other, card) in cards.iter().enumerate() {
             agree(other, card.version, shape, card.clients, card.contexts)?;
+            count_alike(other, card, &place.settings)?;
             let expected = if far { usize::from(shape.clients) } else { 0 };
             if card.listens.len() != expected {
                 return Err(JoinError::Stranger { rank: other as u32, what: "where it listens" });
@@ -516,6 +522,12 @@ impl Finish<'_> {
         }
         Ok(place)
     }
+}
+
+/// Whether another rank counts credit as this one does: by another count an honest rank is one that breaks the rules.
+fn count_alike(rank: usize, card: &Card, settings: &Settings) -> Result<(), JoinError> {
+    let (said, own) = (card.credit_bytes, settings.credit_bytes);
+    if said == own { Ok(()) } else { Err(JoinError::CreditBytes { rank: rank as u32, said, own }) }
 }
 
 /// Whether another rank's idea of the job is this one's.

@@ -552,6 +552,28 @@ fn ranks_need_a_key_and_the_same_one() {
 }
 
 #[test]
+fn ranks_that_count_credit_otherwise_are_told_so() {
+    be_a_rank();
+    for device in ["shm", "tcp"] {
+        let outputs = job("ranks_that_count_credit_otherwise_are_told_so", 3, |rank, command| {
+            command.env("POSTHASTE_DEVICE", device);
+            if rank == 1 {
+                command.env("POSTHASTE_CREDIT_BYTES", "64K");
+            }
+        });
+        let other = |rank, said: u64, own: u64| {
+            format!("not joined: rank {rank} has POSTHASTE_CREDIT_BYTES={said}, this rank {own}")
+        };
+        let (most, one) = (16 << 20, 64 << 10);
+        let expected = [other(1, one, most), other(0, most, one), other(1, one, most)];
+        for (output, expected) in outputs.iter().zip(expected) {
+            assert!(text(output).contains(&expected), "{expected}:\n{}", text(output));
+            assert_eq!(output.status.code(), Some(3));
+        }
+    }
+}
+
+#[test]
 fn shared_memory_alone_does_not_reach_everywhere() {
     be_a_rank();
     let test = "shared_memory_alone_does_not_reach_everywhere";
