@@ -67,6 +67,7 @@ impl State {
         self.aside.retain(|index| !endpoints.contains(index));
         // A goodbye is the earlier one's.
         self.leaving.retain(|leaving| *leaving != rank);
+        self.cut_off.retain(|other| *other != rank);
         let over_send = self.needs_over_send(rank);
         for index in endpoints {
             // Its queue is empty: everything in it ended with the death.
